@@ -21,8 +21,9 @@ help:
 	@echo 'make demo     build, then move 1 GiB each way through towpath and check it (MIB=$(MIB))'
 	@echo 'make test     install what the tests need, then run all checks and tests'
 	@echo 'make test-long  tests that take hours: more sizes and seeds, floods, fuzzing'
+	@echo 'make papers   repeat what published documents measured, beside their figures: docs/papers.md; as root'
 	@echo 'make build    the command: $(target)/release/towpath'
-	@echo 'make library  the C library'
+	@echo 'make library  the C library, and the library for LD_PRELOAD'
 	@echo 'make install  what was built, with manual pages, completions for shells, header and pkg-config file,'
 	@echo '              to PREFIX=$(PREFIX)'
 	@echo 'make packages  static command, Debian packages, wheel, npm package: $(target)/packages'
@@ -46,6 +47,12 @@ test-long:
 	@bash scripts/setup test
 	@bash scripts/guest || echo 'make: tests with virtual machines are skipped' >&2
 	@cargo xtask long
+
+.PHONY: papers
+papers:
+	@bash scripts/setup test
+	@bash scripts/guest || echo 'make: machines in QEMU are left out' >&2
+	@cargo xtask papers
 
 .PHONY: build
 build: setup-build
@@ -79,7 +86,7 @@ install-command:
 
 .PHONY: library
 library: setup-build
-	@cargo build --profile $(profile:debug=dev) --locked --package towpath-capi
+	@cargo build --profile $(profile:debug=dev) --locked --package towpath-capi --package towpath-preload
 
 .PHONY: install-library
 install-library:
@@ -92,6 +99,12 @@ install-library:
 	install -m 644 docs/man/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR:$(PREFIX)/%=$${prefix}/%)|; s|@VERSION@|$(version)|' \
 		crates/capi/towpath.pc.in >$(lib)/pkgconfig/towpath.pc
+	@if test -e $(built)/libtowpath_preload.so; then $(MAKE) --no-print-directory install-preload; fi
+
+# Programs do not link to it, so it is not among the libraries that the linker finds.
+.PHONY: install-preload
+install-preload:
+	install -D -m 755 $(built)/libtowpath_preload.so $(lib)/towpath/libtowpath_preload.so
 
 .PHONY: packages
 packages:

@@ -1,5 +1,5 @@
 //! Target: frames with arbitrary claims through a switch whose ports are added, changed and
-//! removed.
+//! removed, by the owner alone or by a forwarder and then the owner.
 //!
 //! Goal, for any input: all memory is returned, each packet is forwarded or counted as dropped, and
 //! each forwarded packet is within the port's capabilities: no super-packet, checksum, length or
@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{
-    Config, Context, Egress, Guard, PortConfig, PortCounters, PortId, PortVlans, Prefix, Role,
-    StormRates, Switch,
+    Config, Context, Egress, Forwarder, Guard, PortConfig, PortCounters, PortId, PortVlans, Prefix,
+    Role, StormRates, Switch,
 };
 use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
@@ -43,8 +43,10 @@ pub fn run(data: &[u8]) {
         seed: u64::from(input.u8()),
         copies_payload: input.u8() & 1 != 0,
     };
+    let switch = Switch::new(config);
     let mut net = Net {
-        switch: Switch::new(config),
+        forwarder: switch.forwarder(),
+        switch,
         memory: packets::memory(),
         ledger: Ledger::new(),
         now: Instant::from_micros(1),
@@ -58,13 +60,14 @@ pub fn run(data: &[u8]) {
         net.step(&mut input);
         net.check_table();
     }
-    let Net { switch, memory, .. } = net;
-    drop(switch);
+    let Net { switch, forwarder, memory, .. } = net;
+    drop((switch, forwarder));
     packets::check_returned(memory);
 }
 
 struct Net {
     switch: Switch,
+    forwarder: Forwarder,
     memory: Memory,
     ledger: Ledger,
     now: Instant,
@@ -75,7 +78,8 @@ struct Net {
 
 impl Net {
     fn step(&mut self, input: &mut Input<'_>) {
-        match input.u8() % 16 {
+        let choice = input.u8();
+        match choice % 16 {
             0 => self.add_port(input),
             1 => self.change_port(input),
             2 => self.remove_port(input),
@@ -86,7 +90,7 @@ impl Net {
                 self.switch.expire(self.now);
                 assert!(self.switch.next_deadline().is_none_or(|at| at > self.now));
             }
-            _ => self.send(input),
+            _ => self.send(input, choice & 16 != 0),
         }
     }
 
@@ -117,6 +121,12 @@ impl Net {
         let Some(id) = self.port(input) else { return };
         self.switch.remove_port(id).expect("it was there");
         self.ports.retain(|&port| port != id);
+        self.refresh();
+        self.switch.release_numbers(self.switch.oldest_generation());
+    }
+
+    fn refresh(&mut self) {
+        assert_eq!(self.forwarder.refresh(), self.switch.generation());
     }
 
     fn tell(&mut self, input: &mut Input<'_>) {
@@ -131,7 +141,7 @@ impl Net {
         }
     }
 
-    fn send(&mut self, input: &mut Input<'_>) {
+    fn send(&mut self, input: &mut Input<'_>, by_forwarder: bool) {
         let Some(from) = self.port(input) else { return };
         let mut burst = Burst::new();
         for _ in 0..=input.u8() % FRAMES_MAX {
@@ -139,12 +149,21 @@ impl Net {
                 burst.push(packet).expect("few");
             }
         }
+        if by_forwarder {
+            self.refresh();
+        }
         let count = burst.len() as u64;
         let before = self.sums();
         let configs: Vec<_> = self.ports.iter().map(|&id| (id, self.config(id))).collect();
         let mut out = Sink { configs, room: self.room, taken: 0 };
         let (memory, ledger) = (&mut self.memory, &self.ledger);
         let mut cx = Context { memory, ledger, now: self.now };
+        let mut rest = Burst::new();
+        if by_forwarder {
+            self.forwarder.forward(from, &mut burst, &mut cx, &mut out, &mut rest, false);
+            assert!(burst.is_empty());
+            std::mem::swap(&mut burst, &mut rest);
+        }
         self.switch.forward(from, &mut burst, &mut cx, &mut out);
         assert!(burst.is_empty());
         let after = self.sums();
@@ -160,8 +179,9 @@ impl Net {
 
     /// Counters of all ports together.
     fn sums(&self) -> Sums {
-        let all = self.ports.iter().map(|&id| self.switch.counters_of(id).expect("it is there"));
-        all.fold(Sums::default(), |mut sums, counters: &PortCounters| {
+        let owner = self.ports.iter().map(|&id| self.switch.counters_of(id).expect("it is there"));
+        let forwarder = self.ports.iter().filter_map(|&id| self.forwarder.counters_of(id));
+        owner.chain(forwarder).fold(Sums::default(), |mut sums, counters: &PortCounters| {
             sums.packets_in += counters.packets_in;
             sums.packets_out += counters.packets_out;
             sums.drops += counters.drops().map(|(_, count)| count).sum::<u64>();
@@ -198,6 +218,7 @@ struct Sink {
 impl Egress for Sink {
     fn transmit(&mut self, port: PortId, burst: &mut Burst, _: &mut Context<'_>) {
         let (_, config) = self.configs.iter().find(|(id, _)| *id == port).expect("a port");
+        assert!(config.is_up);
         for _ in 0..self.room.min(burst.len()) {
             let packet = burst.pop().expect("counted");
             check(&packet, config);
@@ -287,9 +308,11 @@ fn port_config(input: &mut Input<'_>) -> PortConfig {
         let address = IpAddr::from([10, 0, 0, input.u8()]);
         guard.addresses = vec![Prefix { address, len: input.u8() }];
     }
+    let role = input.u8();
     PortConfig {
+        is_up: role < 0xe0,
         vlans,
-        role: [Role::Station, Role::Isolated, Role::Uplink][usize::from(input.u8() % 3)],
+        role: [Role::Station, Role::Isolated, Role::Uplink][usize::from(role % 3)],
         guard,
         is_trusted: bit(5),
         storm,

@@ -70,6 +70,7 @@ const LANES: [Lane; 5] = [
             Step::new("tests", other_tests).after(BUILD),
             Step::new("tests-of-machines", || tests(&MACHINES)),
             Step::new("documentation-tests", || count(test_programs().arg("--doc"))),
+            Step::new("preload", preload),
             Step::new("api", api::compare),
             Step::new("packetdrill", packetdrill::lending),
         ],
@@ -107,7 +108,7 @@ const LONG: [Step; 11] = [
         worlds.add(long("hours", "", &seeds)?);
         Ok(worlds)
     }),
-    Step::new("packets", || long("world", "many_packets", &[("TOWPATH_PACKETS", "100000000")])),
+    Step::new("packets", packets),
     Step::new("scribble", || scribble::run(&["600"]).map(|()| Count::default())),
     Step::new("valgrind", || {
         let mut command = all_tests();
@@ -119,6 +120,7 @@ const LONG: [Step; 11] = [
 ];
 
 const BUILD: &str = "build-of-tests";
+const PRELOAD: &str = "towpath-preload";
 
 /// Test programs that run for minutes and wait most of the time. Each of these groups has a lane.
 const END_TO_END: [&str; 1] = ["e2e"];
@@ -345,7 +347,7 @@ fn clippy() -> Result<Count, String> {
 /// Builds each package to publish from the files that would be uploaded.
 fn packages() -> Result<Count, String> {
     let mut package = cargo(["package", "--locked", "--allow-dirty"]);
-    for name in ["packet", "net", "io", "gateway", "cli", "capi"] {
+    for name in ["packet", "net", "io", "gateway", "cli", "capi", "preload"] {
         package.arg(format!("--package=towpath-{name}"));
     }
     check(package.arg("--package=towpath"))
@@ -382,7 +384,14 @@ fn long(program: &str, filter: &str, environment: &[(&str, &str)]) -> Result<Cou
     count(command.envs(environment.iter().copied()))
 }
 
-/// Returns the names of the programs in the folders `tests` of all packages.
+/// Runs worlds until they had 10^8 packets, with the optimised code and all of its assertions.
+fn packets() -> Result<Count, String> {
+    let mut command = cargo(["test", "--profile", "fuzz", "--package", "towpath-sim", "--locked"]);
+    command.args(["--test", "world", "--", "--show-output", "many_packets"]);
+    count(command.env("TOWPATH_PACKETS", "100000000"))
+}
+
+/// Returns the names of the programs in the folders `tests` of the packages tested together.
 fn all_test_programs() -> Result<BTreeSet<String>, String> {
     let mut names = BTreeSet::new();
     let list = |folder: PathBuf| {
@@ -391,7 +400,7 @@ fn all_test_programs() -> Result<BTreeSet<String>, String> {
     };
     for package in list(root().join("crates"))? {
         let folder = package.join("tests");
-        if !folder.is_dir() {
+        if !folder.is_dir() || package.ends_with("preload") {
             continue;
         }
         for path in list(folder)? {
@@ -439,11 +448,18 @@ fn test_programs() -> Command {
 }
 
 /// Returns the command that tests all packages with all features, so that everything is built once.
-/// The fuzz targets have their own step.
+/// The fuzz targets have their own step, and the preload library has one.
 fn all_tests() -> Command {
     let mut tests = cargo(["test", "--workspace", "--all-features", "--locked"]);
-    tests.args(["--exclude", "towpath-fuzz", "--no-fail-fast"]);
+    tests.args(["--exclude", "towpath-fuzz", "--exclude", PRELOAD, "--no-fail-fast"]);
     tests
+}
+
+/// Tests the preload library. It defines functions of the C library that the feature `packetdrill`
+/// of the package below defines, too, so the two cannot be built together.
+fn preload() -> Result<Count, String> {
+    let mut tests = cargo(["test", "--package", PRELOAD, "--locked", "--no-fail-fast"]);
+    count(tests.args(["--", "--show-output"]))
 }
 
 /// Runs a command that has no tests.

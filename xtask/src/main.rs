@@ -11,6 +11,7 @@ mod fuzz;
 mod guard;
 mod man;
 mod packetdrill;
+mod papers;
 mod rfc;
 mod scribble;
 mod source;
@@ -30,6 +31,8 @@ cargo xtask COMMAND
   long [STEP]              run tests that take hours: end-to-end tests, floods, seeds, fuzzing
   man                      write docs/man/towpath*.1
   packetdrill DIR [...]    run packetdrill's scripts in DIR, the folder gtests/net of its repository
+  papers                   repeat what published documents measured, and print their figures beside
+                           towpath's; about 15 minutes
   rfc                      list the RFC sections that code cites, and whether tests cite them
   scribble [SECONDS]       run a front end that writes arbitrary data to shared memory, with the
                            address sanitizer; 60 seconds by default";
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         ["long", ref rest @ ..] => ci::run_long(rest),
         ["man"] => man::write(),
         ["packetdrill", ref rest @ ..] => packetdrill::run(rest),
+        ["papers"] => papers::run(),
         ["rfc"] => rfc::run(),
         ["scribble", ref rest @ ..] if rest.len() <= 1 => scribble::run(rest),
         _ => {

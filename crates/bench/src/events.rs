@@ -19,7 +19,8 @@
 //! In process, the processor time is that of all threads, including the clients and both hosts.
 //!
 //! Two more benchmarks compare operations with blocking calls: bulk data over few sockets
-//! ([`transfer`]), and file reads at several depths ([`reads`]).
+//! ([`transfer`]), and file reads at several depths ([`reads`]). Another compares answers that are
+//! lent with answers that are copied ([`answers`]).
 
 use std::path::Path;
 use std::time::Duration;
@@ -38,6 +39,7 @@ use http::Http;
 use reads::Reads;
 pub(super) use serve::Serving;
 
+mod answers;
 mod http;
 pub(super) mod nginx;
 mod plain_ring;
@@ -50,7 +52,7 @@ pub(super) mod wrk;
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    points::all().chain(transfer::all()).chain(reads::all())
+    points::all().chain(transfer::all()).chain(answers::all()).chain(reads::all())
 }
 
 /// Cases that one run of a system measures together.
@@ -82,6 +84,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     let reads = Reads::new(scratch, &plan.selection, plan.span)?;
     let mut groups = http.groups(&plan.selection);
     groups.extend(transfer::groups(&plan.selection));
+    groups.extend(answers::groups(&plan.selection));
     groups.extend(reads.iter().flat_map(|reads| reads.groups(&plan.selection)));
     ensure!(!groups.is_empty(), "no case is left to measure");
     let mut series: Vec<Vec<Series>> = groups.iter().map(Group::bare).collect();

@@ -113,7 +113,7 @@ impl Forwarder {
     /// Starts the forwarder, with its sockets in `sockets`.
     fn start(self, sockets: &Scratch, place: &CpuSet) -> anyhow::Result<Forwarding> {
         if let Self::Towpath = self {
-            return Ok(Forwarding::Towpath(Serving::start(false, sockets, 1, *place)?));
+            return Ok(Forwarding::Towpath(Serving::start(false, sockets, &WHOLE, [*place; 2])?));
         }
         let mut command = testpmd(place, &["net_vhost"]);
         for (index, name) in [SENDER, RECEIVER].into_iter().enumerate() {

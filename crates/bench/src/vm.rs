@@ -13,7 +13,9 @@
 //!
 //! With two processors, the drivers have one and the worker has the other.
 //!
-//! With more guests there are more such pairs of machines, on the same switch.
+//! With more guests there are more such pairs of machines, on the same switch. With two workers,
+//! the second one has the next processor, if there are three, or else that of the drivers: there,
+//! the drivers take its time.
 //!
 //! `vm_copies_segmented` measures [`copies`] alone: the bound for what `vm_to_vm_segmented` can
 //! gain.
@@ -51,7 +53,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     CASES.iter().chain(machines::cases())
 }
 
-static CASES: [Case; 18] = [
+static CASES: [Case; 21] = [
     Case::high("vm_to_vm_segmented", "Gbit/s"),
     Case::low("vm_to_vm_segmented_cpu", "s/GiB"),
     Case::low("vm_to_vm_segmented_copies", "copies/byte"),
@@ -69,6 +71,9 @@ static CASES: [Case; 18] = [
     Case::low("vm_to_vm_whole_copies", "copies/byte"),
     Case::high("vm_64B", "Mpps"),
     Case::low("vm_64B_cpu", "ns/packet"),
+    Case::high("vm_to_vm_segmented_4guests_2workers", "Gbit/s"),
+    Case::high("vm_64B_4guests", "Mpps"),
+    Case::high("vm_64B_4guests_2workers", "Mpps"),
     Case::high(COPIES, "Gbit/s"),
 ];
 const COPIES: &str = "vm_copies_segmented";

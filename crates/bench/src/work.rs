@@ -7,6 +7,7 @@
 
 mod gateway;
 pub(super) mod guests;
+mod network;
 mod tap;
 
 use std::str::FromStr;
@@ -26,6 +27,8 @@ pub(super) enum Work {
     Stacks(Stacks),
     /// Packets from one guest to another.
     Guests(&'static Workload, u32),
+    /// Packets from one guest to another through a network with this many workers.
+    Network(usize, u32),
     /// Blocks of 64 KiB of a program, to the host or from it; or its requests, connections or
     /// datagrams.
     Gateway(gateway::Way, u32),
@@ -53,6 +56,10 @@ impl FromStr for Work {
             WORKLOADS.iter().find(|workload| workload.name == name && workload.pairs == 1)
         {
             return Ok(Self::Guests(workload, count));
+        }
+        if let Some(workers) = name.strip_prefix("network_of_") {
+            let workers = workers.parse().context("expected a number of workers")?;
+            return Ok(Self::Network(workers, count));
         }
         if let Some(flows) = name.strip_prefix("gateway_requests_of_") {
             let flows = flows.parse().context("expected a number of connections")?;
@@ -84,6 +91,7 @@ impl Work {
         match self {
             Self::Stacks(stacks) => stacks.run(),
             Self::Guests(workload, count) => guests::pass(workload, count),
+            Self::Network(workers, count) => network::pass(workers, count),
             Self::Gateway(way, count) => {
                 println!("{OWN_CALLS}{}", gateway::carry(way, count)?.own_calls);
                 Ok(())
@@ -107,11 +115,12 @@ mod tests {
     #[test]
     fn all_work_is_done() {
         let works = ["vm_64B,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
+        let works = works.into_iter().chain(["network_of_1,40", "network_of_2,40"]);
         let gateway = ["gateway_out,40", "gateway_in,40", "gateway_requests,40"];
         let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
         let gateway = gateway.chain(["gateway_datagrams_out,40", "gateway_datagrams_in,40"]);
         let gateway = gateway.chain(["gateway_requests_of_10,40"]);
-        for text in works.into_iter().chain(gateway).chain(["plain,1448,10"]) {
+        for text in works.chain(gateway).chain(["plain,1448,10"]) {
             let work: Work = text.parse().expect(text);
             work.run().unwrap_or_else(|problem| panic!("{text}: {problem:#}"));
         }

@@ -255,7 +255,9 @@ fn a_quick_run_of_vm_yields_all_figures() {
         return;
     }
     let run = Run::of("vm", &["--cases", "vm_to_vm_*,vm_64B*,vm_copies*"]);
-    let mut expected = ["vm_64B", "vm_64B_cpu", "vm_copies_segmented"].map(str::to_owned).to_vec();
+    let mut expected = vec!["vm_64B", "vm_64B_cpu", "vm_copies_segmented", "vm_64B_4guests"];
+    expected.extend(["vm_64B_4guests_2workers", "vm_to_vm_segmented_4guests_2workers"]);
+    let mut expected: Vec<String> = expected.into_iter().map(str::to_owned).collect();
     let guests = ["", "_4guests", "_8guests", "_16guests"];
     let segmented = guests.map(|guests| format!("vm_to_vm_segmented{guests}"));
     for case in segmented.into_iter().chain(["vm_to_vm_whole".to_owned()]) {

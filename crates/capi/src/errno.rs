@@ -15,6 +15,8 @@ impl Errno {
     pub const BADF: Errno = Errno(libc::EBADF);
     /// `EINVAL`.
     pub const INVAL: Errno = Errno(libc::EINVAL);
+    /// `EINTR`.
+    pub const INTR: Errno = Errno(libc::EINTR);
     /// `EFAULT`.
     pub const FAULT: Errno = Errno(libc::EFAULT);
 }

@@ -1,10 +1,15 @@
 //! An instance: sockets with their device, descriptors and clock, behind one lock.
 
 use crate::errno::{Errno, Outcome};
-use crate::table::{ControlWanted, Files, LentPieces, SocketFile, Watchers, What};
+use crate::table::{Files, LentPieces};
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::thread::futex;
+use rustix::time::Timespec;
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+#[cfg(feature = "packetdrill")]
+use std::sync::Condvar;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use towpath::driver::{
     AnyDevice, Bell, Clock as RealClock, Driven, Driver, Guard as DriverGuard, SocketEngine,
@@ -21,7 +26,8 @@ use towpath::layers::net::socket::{Family, SocketId, Sockets};
 use towpath::layers::net::stack::{self, OnConflict, Stack};
 use towpath::layers::net::tcp::Connection;
 use towpath::layers::net::time::{Duration, Instant};
-use towpath::layers::packet::{Burst, Caps, Context, Loans, Memory, MemoryConfig};
+use towpath::layers::packet::sync::{AtomicU32, Ordering};
+use towpath::layers::packet::{Burst, Caps, Context, Device, Loans, Memory, MemoryConfig};
 
 /// How long the end of an instance waits by default.
 const LINGER_DEFAULT: Duration = Duration::from_secs(5);
@@ -146,10 +152,8 @@ pub(crate) struct State {
     pub(crate) lent_pieces: LentPieces,
     /// Tasks that wait until the program returns some of these pieces.
     pub(crate) crowded: Vec<Waker>,
-    /// Signalled when something changes that a waiting call may wait for.
-    changed: Arc<Condvar>,
-    /// Counts these changes.
-    epoch: u64,
+    /// Counts changes that a waiting call may wait for. Waiting calls sleep on it as a futex.
+    epoch: Arc<AtomicU32>,
     /// Number of calls that wait.
     pub(crate) parked: usize,
     /// Number of calls that were woken and have not checked the latest change, or have ended their
@@ -198,13 +202,21 @@ impl State {
 
     /// Makes all waiting calls check again.
     pub(crate) fn notify(&mut self) {
-        self.epoch += 1;
+        // Relaxed: written under the lock only, and the kernel orders it before the wake.
+        self.epoch.fetch_add(1, Ordering::Relaxed);
         self.running += self.parked;
         // Every call that waits for this change is parked. Without one there is nothing to wake,
         // which saves a system call.
         if std::mem::take(&mut self.parked) > 0 {
-            self.changed.notify_all();
+            // Cannot fail: the word is valid.
+            let _ = futex::wake(&self.epoch, futex::Flags::PRIVATE, i32::MAX as u32);
         }
+    }
+
+    /// The number of the last change.
+    fn epoch(&self) -> u32 {
+        // Relaxed: written and read under the lock.
+        self.epoch.load(Ordering::Relaxed)
     }
 
     /// The socket of a descriptor.
@@ -219,20 +231,6 @@ impl State {
 
     pub(crate) fn connection(&self, fd: i32) -> Outcome<Option<&Connection>> {
         Ok(self.engine.protocols.tcp(self.id(fd)?))
-    }
-
-    pub(crate) fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
-        self.files.add(What::Socket(SocketFile {
-            id,
-            nonblocking: flags & libc::SOCK_NONBLOCK != 0,
-            domain,
-            datagram: self.engine.protocols.is_datagram(id),
-            control_wanted: ControlWanted::default(),
-            receive_timeout: None,
-            send_timeout: None,
-            reports_unread: false,
-            watchers: Watchers::default(),
-        }))
     }
 
     /// How long a call on `fd` may wait: zero for not at all, `None` without a limit.
@@ -263,12 +261,7 @@ impl Driven for State {
         let mut news = false;
         while let Some((id, what)) = self.engine.protocols.next_wake() {
             news = true;
-            if let Some(fd) = self.files.of_socket(id) {
-                self.files.epolls_mut().for_each(|epoll| epoll.note(fd, what.bits()));
-                if let Ok(file) = self.files.socket_mut(fd) {
-                    file.watchers.wake(what.bits());
-                }
-            }
+            self.files.note(id, what.bits());
         }
         if news {
             self.notify();
@@ -297,8 +290,8 @@ pub struct Instance {
     pub(crate) linger: Duration,
     /// Files in memory that queues send.
     pub(crate) file_cache: Arc<FileCache>,
-    /// Signalled when something changes that a waiting call may wait for.
-    changed: Arc<Condvar>,
+    /// Counts changes that a waiting call may wait for.
+    epoch: Arc<AtomicU32>,
     /// The worker of an attached instance, until the instance ends.
     worker: Mutex<Option<Worker<State>>>,
     /// Signalled when no call is running.
@@ -324,8 +317,13 @@ impl Instance {
         config.host.check()?;
         tap.set_offload(Features::ALL)?;
         tap.set_mtu(config.host.mtu);
-        let secret = secret()?;
-        let (device, bell) = (boxed(tap), Arc::new(Bell::new()?));
+        Self::attach_device(config, boxed(tap))
+    }
+
+    /// Makes an instance on a device of any kind that has a file, with its own worker thread.
+    pub fn attach_device(config: &Config, device: AnyDevice) -> Outcome<Arc<Self>> {
+        config.host.check()?;
+        let (secret, bell) = (secret()?, Arc::new(Bell::new()?));
         let mut stack = Stack::new(config.host.stack(secret), device.caps());
         stack.announce_groups(Instant::START);
         let clock = Clock::Real(RealClock::new());
@@ -353,8 +351,26 @@ impl Instance {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sets the file whose duplicates reserve the numbers of later descriptors in the kernel, an
+    /// eventfd by default, and the least number of epoll sets. Calls of the kernel that reach such
+    /// a number use this file.
+    pub fn reserve_with(&self, file: OwnedFd, sets_from: i32) {
+        self.lock().files.set_placeholder(file, sets_from);
+    }
+
+    /// Numbers of the open files that the instance itself uses. They stay the same until its end.
+    pub fn own_files(&self) -> Outcome<Vec<i32>> {
+        let mut state = self.lock();
+        let mut numbers = vec![state.files.placeholder()?.as_raw_fd()];
+        numbers.push(self.driver.bell().as_fd().as_raw_fd());
+        numbers.extend(state.engine.device.file().map(|file| file.as_raw_fd()));
+        drop(state);
+        numbers.extend(self.worker().as_ref().map(|worker| worker.file()));
+        Ok(numbers)
+    }
+
     /// False in the child of a fork, where the worker does not exist and the lock may stay locked.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub fn is_ours(&self) -> bool {
         self.generation == generation()
     }
 
@@ -439,7 +455,7 @@ impl Instance {
         let memory = Memory::new(MemoryConfig::within(config.host.memory));
         let engine = Engine::new(sockets, device, memory, Arc::default());
         let file_cache = Arc::new(FileCache::new(config.host.file_cache, engine.ledger.clone()));
-        let changed = Arc::<Condvar>::default();
+        let epoch = Arc::<AtomicU32>::default();
         let state = State {
             engine,
             files: Files::default(),
@@ -449,8 +465,7 @@ impl Instance {
             loans: None,
             lent_pieces: LentPieces::default(),
             crowded: Vec::new(),
-            changed: changed.clone(),
-            epoch: 0,
+            epoch: epoch.clone(),
             parked: 0,
             running: 0,
             waits: Vec::new(),
@@ -460,7 +475,7 @@ impl Instance {
             linger: config.linger,
             file_cache,
             generation: generation(),
-            changed,
+            epoch,
             worker: Mutex::new(None),
             #[cfg(feature = "packetdrill")]
             settled: Condvar::new(),
@@ -484,6 +499,8 @@ impl Instance {
 
     /// Repeats `attempt` until it returns anything but [`Errno::AGAIN`], and waits for changes in
     /// between: at most for `timeout`, without a limit if that is `None`, not at all if it is zero.
+    /// As in Linux, a signal whose handler ran ends the wait with `EINTR`; without a limit, only if
+    /// the handler was installed without `SA_RESTART`.
     pub(crate) fn block<R>(
         &self,
         timeout: Option<Duration>,
@@ -491,18 +508,22 @@ impl Instance {
     ) -> Outcome<R> {
         let mut state = self.lock();
         let deadline = timeout.map(|timeout| state.now() + timeout);
+        let mut is_interrupted = false;
         loop {
-            let epoch = state.epoch;
+            let epoch = state.epoch();
             let result = attempt(&mut state);
             self.settle(&mut state);
             let again = matches!(result, Err(Errno::AGAIN));
             if !again || deadline.is_some_and(|at| at <= state.now()) {
                 return result;
             }
+            if is_interrupted {
+                return Err(Errno::INTR);
+            }
             // Settling collects returned loans and packets. That may be the change to wait for, and
             // it would not be signalled again.
-            if state.epoch == epoch {
-                state = self.park(state, deadline);
+            if state.epoch() == epoch {
+                (state, is_interrupted) = self.park(state, deadline);
             }
         }
     }
@@ -522,36 +543,36 @@ impl Instance {
         })
     }
 
-    /// Waits for a change or the deadline.
-    fn park<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> Guard<'a> {
-        let epoch = state.epoch;
+    /// Waits for a change, the deadline or a signal. The second result is true after a signal.
+    fn park<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
+        let epoch = state.epoch();
         state.parked += 1;
         state.running = state.running.saturating_sub(1);
         state.waits.extend(deadline);
         #[cfg(feature = "packetdrill")]
         self.settled.notify_all();
-        while state.epoch == epoch {
+        let mut is_interrupted = false;
+        while state.epoch() == epoch {
             let left = deadline.map(|at| at.since(state.now()));
-            let waits_for_real = matches!(state.clock, Clock::Real(_));
-            state = match left.filter(|_| waits_for_real) {
-                Some(Duration::ZERO) => {
-                    state.parked -= 1;
-                    state.running += 1;
-                    break;
-                }
-                Some(left) => {
-                    let waited = self.changed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+            let left = left.filter(|_| matches!(state.clock, Clock::Real(_)));
+            if is_interrupted || left == Some(Duration::ZERO) {
+                state.parked -= 1;
+                state.running += 1;
+                break;
+            }
+            drop(state);
+            // A timeout beyond what the kernel can count is none.
+            let left: Option<Timespec> = left.and_then(|left| left.try_into().ok());
+            let woken = futex::wait(&self.epoch, futex::Flags::PRIVATE, epoch, left.as_ref());
+            is_interrupted = woken == Err(rustix::io::Errno::INTR);
+            state = self.lock();
         }
         if let Some(at) = deadline
             && let Some(index) = state.waits.iter().position(|wait| *wait == at)
         {
             state.waits.swap_remove(index);
         }
-        state
+        (state, is_interrupted)
     }
 }
 

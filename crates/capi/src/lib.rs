@@ -11,8 +11,8 @@
 //! An instance is attached to a device, which a worker drives, or to a *wire*, whose packets the
 //! caller moves.
 //!
-//! Descriptor numbers are real: an eventfd reserves each of them, so none can be a file of the
-//! kernel.
+//! Descriptor numbers are real: a duplicate of an eventfd reserves each of them, so none can be a
+//! file of the kernel.
 //!
 //! `abi` contains the functions that C calls. Only they handle pointers, with `memory::pointers`;
 //! all code below is safe and takes slices. Errors are Linux's numbers.

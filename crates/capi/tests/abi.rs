@@ -334,6 +334,12 @@ fn what_a_c_program_wrote_arrives() {
     assert_ok(&ran);
 }
 
+/// Goal: signals interrupt calls that wait, as they interrupt those of the kernel.
+#[test]
+fn a_c_program_is_interrupted() {
+    assert_ok(&compile_and_run("interrupt", &package().join("tests/interrupt.c")));
+}
+
 /// Goal: the example of event queues serves the kernel's clients, woken by the instance's thread.
 #[test]
 fn the_echo_server_echoes() {
@@ -385,12 +391,13 @@ fn a_c_program_sends_frames_to_the_kernel() {
 const SKIPPED: i32 = 77;
 
 /// All C programs of the tests.
-const PROGRAMS: [&str; 17] = [
+const PROGRAMS: [&str; 18] = [
     "abi",
     "echo",
     "endings",
     "finish",
     "groups",
+    "interrupt",
     "kernel",
     "multicast",
     "operations",

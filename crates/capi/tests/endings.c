@@ -248,7 +248,10 @@ static bool is_asleep(const struct waiting *waiting)
 	return state == 'S';
 }
 
-/* A call that waits on a socket that is closed does not continue on another one of that number. */
+/*
+ * A call that waits on a socket that is closed ends, also if nothing else happens, and does not
+ * continue on another one of that number.
+ */
 static void waits_for_its_own(void)
 {
 	struct towpath *instance = towpath_new("192.0.2.1/24", 1500);
@@ -267,10 +270,12 @@ static void waits_for_its_own(void)
 			usleep(100);
 		}
 		CHECK(towpath_close(instance, fd) == 0);
+		if (round % 2)
+			CHECK(pthread_join(thread, NULL) == 0);
 		int other = towpath_socket(instance, AF_INET, SOCK_DGRAM, 0);
 		CHECK(other == fd && towpath_bind(instance, other, (struct sockaddr *)&at, sizeof(at)) == 0);
 		CHECK(towpath_sendto(instance, other, "x", 1, 0, (struct sockaddr *)&at, sizeof(at)) == 1);
-		CHECK(pthread_join(thread, NULL) == 0);
+		CHECK(round % 2 || pthread_join(thread, NULL) == 0);
 		CHECK(waiting.received == -1 && waiting.error == EBADF);
 		CHECK(towpath_recv(instance, other, &byte, 1, MSG_DONTWAIT) == 1);
 		CHECK(towpath_close(instance, other) == 0);
@@ -278,9 +283,23 @@ static void waits_for_its_own(void)
 	towpath_free(instance);
 }
 
+/* A number that the program closes itself may come back: the new socket keeps it. */
+static void closed_outside(void)
+{
+	struct towpath *instance = towpath_new("192.0.2.1/24", 1500);
+	int fd = towpath_socket(instance, AF_INET, SOCK_STREAM, 0);
+
+	CHECK(instance && fd >= 0 && close(fd) == 0);
+	CHECK(towpath_socket(instance, AF_INET, SOCK_STREAM, 0) == fd && fcntl(fd, F_GETFD) != -1);
+	CHECK(towpath_close(instance, fd) == 0 && fcntl(fd, F_GETFD) == -1);
+	CHECK(towpath_close(instance, fd) == -1 && errno == EBADF);
+	towpath_free(instance);
+}
+
 int main(void)
 {
 	alarm(60);
+	closed_outside();
 	splices(O_NONBLOCK, 0);
 	splices(0, SPLICE_F_NONBLOCK);
 	splices(0, 0);

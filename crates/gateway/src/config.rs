@@ -396,7 +396,7 @@ impl Config {
 
     /// Returns the memory of each worker after the first, which has twice as much: it reads the
     /// device for all of them, and is mostly alone.
-    fn memory_share(&self) -> usize {
+    pub(crate) fn memory_share(&self) -> usize {
         match self.workers {
             1 => self.memory_bytes,
             workers => self.memory_bytes / (workers + 1),

@@ -4,12 +4,12 @@
 //! This package joins the protocols of `towpath-net` with the operating-system layer of
 //! `towpath-io`. [`worker::Worker`] is the thread that moves packets; [`worker_group`] runs several
 //! of them. [`flows`] maps the flows of a program's own network onto host sockets. [`config`] holds
-//! what is served and the limits. [`services`] gives the guests of a network their configuration:
-//! addresses, routers and names. `control`, a feature, parses requests on a control socket and
-//! network files.
+//! what is served and the limits. [`native`] gives sockets of the host to a program. [`services`]
+//! gives the guests of a network their configuration: addresses, routers and names. `control`, a
+//! feature, parses requests on a control socket and network files.
 //!
 //! Each module uses only the modules before it: `{bucket, capture, publish, resolv} → {config,
-//! owners, services} → flows → report → worker → {network, worker_group} → control`.
+//! owners, services} → flows → native → report → worker → {network, worker_group} → control`.
 #![forbid(unsafe_code)]
 
 mod bucket;
@@ -18,6 +18,7 @@ pub mod config;
 #[cfg(feature = "control")]
 pub mod control;
 pub mod flows;
+pub mod native;
 pub mod network;
 mod owners;
 pub mod publish;

@@ -1,11 +1,16 @@
 //! Counters of a worker, for people and for tests.
 
 use crate::flows::{Gateway, GatewayCounters, LentNow};
+use crate::native::NativeCounters;
 use std::fmt;
+use std::time::Duration;
 use towpath_io::tap::{Features, TapCounters};
 use towpath_net::counters::Counters;
 use towpath_net::stack::{Conflict, Stack};
 use towpath_packet::{Ledger, Site};
+
+/// How long to wait for the reports of all other workers; packets of the first worker wait as well.
+pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A copy of all counters at one moment.
 #[derive(Clone, Debug)]
@@ -24,6 +29,8 @@ pub struct Report {
     pub joined: usize,
     /// Open joined flows, which bypass the stack: UDP.
     pub joined_udp: usize,
+    /// Counters of native sockets, if the program has them.
+    pub native: Option<NativeCounters>,
     /// Packet handles in use.
     pub packets_taken: usize,
     /// Frames in use, small and large: held by flows, or ready for the next read.
@@ -86,6 +93,7 @@ impl Report {
             flows: gateway.flow_counts(),
             joined: gateway.joined_counts().0,
             joined_udp: gateway.joined_counts().1,
+            native: None,
             packets_taken: 0,
             frames_taken: (0, 0),
             lent: LentNow::default(),
@@ -208,7 +216,7 @@ impl fmt::Display for Report {
              all; echo {echo} now, {} requests",
             gateway.tcp_out, gateway.tcp_in, gateway.tcp_refused, gateway.udp, gateway.echo
         )?;
-        self.fmt_joined(f)?;
+        self.fmt_others(f)?;
         writeln!(
             f,
             "lent              {} bytes now, the oldest for {} ms, {:.6} of all passed uncopied",
@@ -251,8 +259,8 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Writes the lines of joined flows, if there were any.
-    fn fmt_joined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Writes the lines of flows that bypass the stack, if there were any.
+    fn fmt_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gateway = &self.gateway;
         let (out, into) = (gateway.joined_bytes_out, gateway.joined_bytes_in);
         if gateway.joined + gateway.joined_udp > 0 {
@@ -269,6 +277,21 @@ impl Report {
                 "joined udp        {} now, {} in all, {} datagrams refused",
                 self.joined_udp, gateway.joined_udp, gateway.joined_udp_refused
             )?;
+        }
+        self.fmt_native(f)
+    }
+
+    /// Writes the lines of native sockets, if the program has them.
+    fn fmt_native(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(native) = &self.native else { return Ok(()) };
+        let NativeCounters { begun, refused, open, bytes_out, bytes_in, .. } = *native;
+        writeln!(
+            f,
+            "native            {open} now, {begun} in all, {refused} refused; {bytes_out} bytes \
+             out, {bytes_in} bytes in past the interface"
+        )?;
+        for (why, count) in native.interface().filter(|(_, count)| *count > 0) {
+            writeln!(f, "not native        {why} {count}")?;
         }
         Ok(())
     }

@@ -22,16 +22,17 @@ mod ports;
 mod read_limit;
 mod wait;
 
+pub(crate) use busy_poll::BusyPoll;
 pub use busy_poll::MISSES_MAX;
 pub use exchange::Exchange;
 pub use inside::Inside;
+pub(crate) use wait::LOOKS;
 
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
 use crate::flows::{BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, Load, StartError, Token};
 use crate::report::Report;
 use crate::services;
-use busy_poll::BusyPoll;
 use exchange::NoGuests;
 use read_limit::ReadLimit;
 use std::io;
@@ -166,7 +167,7 @@ impl<S: Inside> Worker<S> {
             }));
             own.retain(|own| !next_hops.contains(&own.address));
         }
-        let mut worker = Self::with(config, inside, ledger, next_hops, &own)?;
+        let mut worker = Self::with(&config.share_of_first(), inside, ledger, next_hops, &own)?;
         // Guests depend on the gateway's addresses: it keeps them in any case.
         if config.detects_duplicates {
             let now = worker.clock.now();
@@ -284,6 +285,11 @@ impl<S: Inside> Worker<S> {
     /// Returns the current time of the worker's clock.
     pub fn now(&self) -> Instant {
         self.clock.now()
+    }
+
+    /// Returns the clock, for other threads.
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock.clone()
     }
 
     /// Calls `act` with the inside, between calls of [`Worker::run_until`].
@@ -568,7 +574,7 @@ fn new_stack(
 
 /// The only reader of the system clock.
 #[derive(Clone)]
-struct Clock {
+pub(crate) struct Clock {
     start: std::time::Instant,
 }
 
@@ -578,7 +584,7 @@ impl Clock {
         Self { start: std::time::Instant::now() }
     }
 
-    fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         let elapsed = self.start.elapsed();
         Instant::from_micros(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
     }

@@ -49,6 +49,7 @@ use crate::flows::{
 };
 use crate::owners::Owners;
 use crate::publish::{PortChange, Publish, PublishId};
+pub use crate::report::REPORT_PATIENCE;
 use crate::report::Report;
 use crate::worker::Worker;
 use helper::Helper;
@@ -57,9 +58,6 @@ use vitals::Vitals;
 
 /// Packets that may wait for a worker: as many as a TAP device's own queue holds.
 pub const HANDED_MAX: usize = 1024;
-
-/// How long to wait for the reports of all other workers; packets of the first worker wait as well.
-pub const REPORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// All workers of a program.
 pub struct WorkerGroup {

@@ -14,7 +14,7 @@
 //! The modules are ordered, and each uses only modules before it: `{doorbell, filter, large_pages,
 //! mount, outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink,
 //! reactor, socket, tap} → {namespace, pcapng, stream, thread, uplink} → {confine, events,
-//! vhost_user} → fuzz`.
+//! vhost_user} → {fuzz, native}`.
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "only this feature has a broker"))]
 
@@ -30,6 +30,8 @@ pub mod fuzz;
 pub mod large_pages;
 pub mod mount;
 pub mod namespace;
+#[cfg(feature = "confine")]
+pub mod native;
 pub mod netlink;
 pub mod outside;
 pub mod pcapng;

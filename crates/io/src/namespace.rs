@@ -170,6 +170,16 @@ impl Isolation {
         Ok(Self { uid: geteuid(), gid: getegid(), mode })
     }
 
+    /// Uses a user namespace in any case, in which a privileged user keeps its number. The program
+    /// then has no rights over namespaces of the host, nor over their sockets.
+    #[must_use]
+    pub fn in_user_namespace(self) -> Self {
+        match self.mode {
+            Mode::Privileged => Self { mode: Mode::User { as_root: false }, ..self },
+            Mode::User { .. } => self,
+        }
+    }
+
     /// True if no user namespace is needed.
     pub fn is_privileged(&self) -> bool {
         self.mode == Mode::Privileged

@@ -1,7 +1,8 @@
 //! System calls about processes for which rustix has no safe wrapper. Contains unsafe code.
 //!
-//! One safe function per call. All but [`generation`] are for the time before the process has
-//! threads: a fork copies only the calling thread, and signal masks belong to threads.
+//! One safe function per call. All but [`generation`] and those about the calls of other processes
+//! are for the time before the process has threads: a fork copies only the calling thread, and
+//! signal masks and filters belong to threads.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -306,6 +307,125 @@ pub(crate) fn netlink_ext_ack(socket: BorrowedFd<'_>) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Makes the kernel filter the system calls of this thread and of all that it starts by `program`,
+/// and returns the listener: the descriptor from which another process learns of calls that the
+/// filter reports (`SECCOMP_RET_USER_NOTIF`). The thread must have set `no_new_privs`.
+///
+/// # Errors
+/// Those of seccomp(2); EBUSY if a filter with a listener is in force already.
+pub(crate) fn filter_calls(program: &[libc::sock_filter]) -> Result<OwnedFd, Errno> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| Errno::INVAL)?,
+        filter: program.as_ptr().cast_mut(),
+    };
+    // The filter is no sandbox for foreign code in this process, so speculation stays as it is;
+    // Linux before 5.16 would restrict it, which slows programs down.
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
+    // SAFETY: the kernel only reads the program, which is valid for `len` instructions, and copies
+    // it. The filter changes which calls succeed; no call writes memory because of it.
+    let listener = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+    };
+    let listener = check(listener)?;
+    // SAFETY: seccomp returned a new descriptor without another owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(listener) })
+}
+
+/// Waits for a call that the filter behind `listener` reports.
+///
+/// # Errors
+/// Those of ioctl(2); ENOENT if the calling thread has ended or was interrupted meanwhile.
+pub(crate) fn receive_call(listener: BorrowedFd<'_>) -> Result<libc::seccomp_notif, Errno> {
+    let mut call = MaybeUninit::<libc::seccomp_notif>::zeroed();
+    let request = libc::SECCOMP_IOCTL_NOTIF_RECV;
+    // SAFETY: the kernel writes one structure of the size that is part of the request's number. It
+    // requires that the structure is zeroed, which it is.
+    let result = unsafe { libc::ioctl(listener.as_raw_fd(), request as _, call.as_mut_ptr()) };
+    check(result.into())?;
+    // SAFETY: the structure has only integers, and it was zeroed.
+    Ok(unsafe { call.assume_init() })
+}
+
+/// Returns true while the thread that made the reported call `id` waits for the answer.
+pub(crate) fn is_waiting(listener: BorrowedFd<'_>, id: u64) -> bool {
+    let request = libc::SECCOMP_IOCTL_NOTIF_ID_VALID;
+    // SAFETY: the kernel reads one u64.
+    let result = unsafe { libc::ioctl(listener.as_raw_fd(), request as _, &raw const id) };
+    result == 0
+}
+
+/// Answers a reported call.
+///
+/// # Errors
+/// Those of ioctl(2); ENOENT if the thread does not wait for the answer any more.
+pub(crate) fn answer_call(
+    listener: BorrowedFd<'_>,
+    mut answer: libc::seccomp_notif_resp,
+) -> Result<(), Errno> {
+    let request = libc::SECCOMP_IOCTL_NOTIF_SEND;
+    // SAFETY: the kernel reads one structure of the size that is part of the request's number.
+    let result = unsafe { libc::ioctl(listener.as_raw_fd(), request as _, &raw mut answer) };
+    check(result.into()).map(drop)
+}
+
+/// Puts a copy of the descriptor `file` into the process that made the reported call `id`, in the
+/// place of its descriptor `number`.
+///
+/// # Errors
+/// Those of ioctl(2); ENOENT if the thread does not wait for the answer any more.
+pub(crate) fn replace_descriptor(
+    listener: BorrowedFd<'_>,
+    id: u64,
+    file: BorrowedFd<'_>,
+    number: u32,
+    closes_on_exec: bool,
+) -> Result<(), Errno> {
+    let place = libc::seccomp_notif_addfd {
+        id,
+        flags: libc::SECCOMP_ADDFD_FLAG_SETFD as u32,
+        srcfd: file.as_raw_fd().cast_unsigned(),
+        newfd: number,
+        newfd_flags: if closes_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
+    };
+    let request = libc::SECCOMP_IOCTL_NOTIF_ADDFD;
+    // SAFETY: the kernel reads one structure of the size that is part of the request's number. The
+    // descriptor that is replaced is one of another process.
+    let result = unsafe { libc::ioctl(listener.as_raw_fd(), request as _, &raw const place) };
+    check(result.into()).map(drop)
+}
+
+/// Reads an option of a socket into `value`; returns its length.
+///
+/// # Errors
+/// Those of getsockopt(2).
+pub(crate) fn socket_option(
+    socket: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: &mut [u8],
+) -> Result<usize, Errno> {
+    // The kernel takes this length as a number of instructions, not of bytes.
+    let is_filter = (level, name) == (libc::SOL_SOCKET, libc::SO_GET_FILTER);
+    assert!(!is_filter || value.is_empty(), "the unit of its length is not a byte");
+    let mut len = value.len() as libc::socklen_t;
+    // SAFETY: `value` is valid for writes of `len` bytes, and `len` for a write. The kernel takes
+    // the length of every other option in bytes and writes no more.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut len)
+    };
+    check(result.into())?;
+    Ok(len as usize)
+}
+
+/// Returns the result of a system call, or the error of this thread's last one.
+fn check(result: libc::c_long) -> Result<c_int, Errno> {
+    if result < 0 {
+        let error = io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(result as c_int)
 }
 
 /// A set of signals, for example the mask of a thread.

@@ -149,6 +149,11 @@ impl Stream {
         }
     }
 
+    /// Sets the largest IP packet that is sent to the peer.
+    pub fn set_mtu(&mut self, mtu: u16) {
+        self.mtu = mtu;
+    }
+
     /// True while the rest of a packet waits for room in the socket.
     pub fn has_unsent(&self) -> bool {
         self.unsent.is_some()

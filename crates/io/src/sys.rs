@@ -303,6 +303,11 @@ pub(crate) fn tun_set_little_endian(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     tun_set_int(fd, libc::TUNSETVNETLE as c_ulong, 1)
 }
 
+/// `TUNSETCARRIER`: whether the interface has a link.
+pub(crate) fn tun_set_carrier(fd: BorrowedFd<'_>, is_up: bool) -> Result<(), Errno> {
+    tun_set_int(fd, libc::TUNSETCARRIER as c_ulong, is_up.into())
+}
+
 /// `TUNSETOFFLOAD`: the offloads that the device's reader accepts, as `TUN_F_` bits.
 pub(crate) fn tun_set_offload(fd: BorrowedFd<'_>, mask: c_uint) -> Result<(), Errno> {
     // SAFETY: the argument of `TUNSETOFFLOAD` is the value itself; no memory is passed.

@@ -189,6 +189,14 @@ impl Tap {
         self.mtu = mtu;
     }
 
+    /// Sets the carrier of the device's interface: without it, the interface is up but has no link.
+    ///
+    /// # Errors
+    /// [`TapError::Os`], if the kernel does not know this request (before Linux 5.0).
+    pub fn set_carrier(&mut self, is_up: bool) -> Result<(), TapError> {
+        sys::tun_set_carrier(self.fd.as_fd(), is_up).map_err(TapError::from_use)
+    }
+
     /// Features in use.
     pub fn features(&self) -> Features {
         self.features

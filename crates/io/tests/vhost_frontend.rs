@@ -25,7 +25,10 @@ use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
-use vhost::vhost_user::{Error as UserError, Frontend, VhostUserFrontend};
+use vhost::vhost_user::{
+    Error as UserError, Frontend, FrontendReqHandler, HandlerResult, VhostUserFrontend,
+    VhostUserFrontendReqHandler,
+};
 use vhost::{
     Error, VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData,
 };
@@ -52,6 +55,8 @@ struct Reflector {
     ends: Arc<AtomicBool>,
     /// While this is set, packets are kept.
     keeps: Arc<AtomicBool>,
+    /// While this is set, the link is down.
+    is_down: Arc<AtomicBool>,
     /// Number of packets received from the guest.
     received: Arc<AtomicUsize>,
 }
@@ -61,8 +66,8 @@ impl Reflector {
         let (socket, ours) = UnixStream::pair().expect("two sockets");
         socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
         let mut device = VhostUser::from_socket(ours.into(), offer).expect("a device");
-        let [ends, keeps] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (is_over, is_kept) = (ends.clone(), keeps.clone());
+        let [ends, keeps, is_down] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+        let (is_over, is_kept, down) = (ends.clone(), keeps.clone(), is_down.clone());
         let received = Arc::new(AtomicUsize::new(0));
         let count = received.clone();
         let thread = std::thread::spawn(move || {
@@ -78,6 +83,7 @@ impl Reflector {
                 // The time does not advance, so packets that are kept stay lent.
                 let now = Instant::START;
                 let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
+                device.set_link(!down.load(Ordering::Relaxed)).expect("it has one connection");
                 device.turn(true, cx).expect("the system has room");
                 device.receive(&mut burst, cx).expect("a device");
                 count.fetch_add(burst.len(), Ordering::Relaxed);
@@ -99,7 +105,7 @@ impl Reflector {
             }
             (device, end)
         });
-        (Self { thread, ends, keeps, received }, socket)
+        (Self { thread, ends, keeps, is_down, received }, socket)
     }
 
     fn keep(&self, keeps: bool) {
@@ -366,6 +372,43 @@ fn the_configuration_space_is_passed_on() {
     bench.front_end.set_config(0, restore, &[4; 6]).expect("acked");
     let reported = bench.front_end.get_config(0, 6, none, &[0; 6]).expect("answered").1;
     assert_eq!(reported, [4; 6]);
+}
+
+/// Counts reports of a changed configuration space.
+#[derive(Default)]
+struct Changes(AtomicUsize);
+
+impl VhostUserFrontendReqHandler for Changes {
+    fn handle_config_change(&self) -> HandlerResult<u64> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(0)
+    }
+}
+
+/// Goal: the other implementation sets up the channel of the back end, gets a report for each
+/// change of the link, and reads the new state.
+#[test]
+fn changes_of_the_link_are_reported() {
+    let mut bench = Bench::new(Offer { mac: Some([2; 6]), ..pairs(1) }, 0);
+    bench.agree(feature::STATUS);
+    let changes = Arc::new(Changes::default());
+    let mut handler = FrontendReqHandler::new(changes.clone()).expect("two sockets");
+    bench.front_end.set_backend_request_fd(&handler.get_tx_raw_fd()).expect("acked");
+    let states = [true, false, true];
+    let reader = std::thread::spawn(move || {
+        for _ in states {
+            handler.handle_request().expect("a report");
+        }
+    });
+    for (count, is_down) in (1..).zip(states) {
+        bench.device.is_down.store(is_down, Ordering::Relaxed);
+        wait_until("a report", || (changes.0.load(Ordering::Relaxed) == count).then_some(()));
+        let none = VhostUserConfigFlags::empty();
+        let status = bench.front_end.get_config(6, 2, none, &[0; 2]).expect("answered").1;
+        assert_eq!(status, [u8::from(!is_down), 0]);
+    }
+    reader.join().expect("it ends");
+    assert_eq!(bench.device.finish().1, None, "the session continues");
 }
 
 /// Goal: a ring stops while packets of it are lent, reports its position, and continues there.

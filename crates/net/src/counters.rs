@@ -190,6 +190,8 @@ drop_reasons! {
     Isolated = "isolated",
     /// In: no other port is in the VLAN.
     NobodyElse = "nobody_else",
+    /// In or out: the port's link is down.
+    LinkDown = "link_down",
     /// In or out: no packet handle or frame was free.
     NoMemory = "no_memory",
     /// Out: the packet exceeds the port's MTU and cannot be segmented.

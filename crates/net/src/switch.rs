@@ -17,7 +17,10 @@
 //! Loops are not detected, and there is no spanning tree. The effect of a loop is bounded by the
 //! rate limits on flooding and on station moves.
 //!
-//! One thread. Only [`Switch::new`] and [`Switch::add_port`] allocate.
+//! One thread owns the switch, and may forward all packets. Further threads forward packets between
+//! known stations with a [`Forwarder`] each, and leave the others to the owner.
+//!
+//! Forwarding does not allocate. [`Switch::new`], [`Switch::forwarder`] and changes of ports do.
 //!
 //! # Limits
 //!
@@ -29,16 +32,19 @@
 
 mod egress;
 mod fdb;
+mod forwarder;
 mod frame;
 pub mod guard;
 mod ingress;
 pub mod port;
+mod ports;
 mod router;
 mod storm;
 pub mod vlan;
 
 use alloc::vec::Vec;
 
+use towpath_packet::snapshot::Publisher;
 use towpath_packet::{Burst, Caps, Packet, Site};
 
 use crate::counters::PortDrop;
@@ -46,9 +52,11 @@ use crate::time::{Duration, Instant};
 use crate::wire::MacAddr;
 use fdb::{Fdb, Key};
 use ingress::{Recent, Target, Verdict};
-use port::Port;
+use port::Traffic;
+use ports::{Configs, PortSet, Ports};
 use vlan::Vid;
 
+pub use forwarder::Forwarder;
 pub use guard::{Guard, Prefix};
 pub use ingress::FRAME_BYTES_MAX;
 pub use port::{
@@ -93,13 +101,16 @@ pub struct Station {
 /// A learning switch.
 pub struct Switch {
     config: Config,
-    /// Indexed by port number; `None` for removed ports.
-    ports: Vec<Option<Port>>,
+    ports: Ports,
     fdb: Fdb,
     /// For each port the ports that it may send to.
     reach: Vec<PortSet>,
-    /// Ports with packets that are not handed out yet. Empty between calls.
-    touched: PortSet,
+    /// Configurations for the forwarders; the generation grows with each change.
+    configs: Publisher<Configs>,
+    /// For each number, the generation that removed its last port.
+    removed: [u64; PORTS_MAX],
+    /// Numbers of ports that this generation or an earlier one removed may be reused.
+    released: u64,
 }
 
 impl Switch {
@@ -108,42 +119,39 @@ impl Switch {
         Self {
             fdb: Fdb::new(config.addresses_max as usize, config.age, config.seed),
             config,
-            ports: Vec::new(),
+            ports: Ports::default(),
             reach: Vec::new(),
-            touched: PortSet::EMPTY,
+            configs: Publisher::new(Configs::default()),
+            removed: [0; PORTS_MAX],
+            released: 0,
         }
     }
 
-    /// Adds a port.
+    /// Adds a port. It gets the lowest number that is free; see [`Switch::release_numbers`].
     pub fn add_port(&mut self, config: PortConfig) -> Result<PortId, PortError> {
         self.check_config(&config, None)?;
-        let free = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
-        if free == PORTS_MAX {
-            return Err(PortError::TooManyPorts);
-        }
-        if free == self.ports.len() {
-            self.ports.push(None);
-            self.reach.push(PortSet::EMPTY);
-        }
-        self.ports[free] = Some(Port::new(config));
-        self.connect();
-        Ok(PortId(free as u8))
+        let id = self.free_number().ok_or(PortError::TooManyPorts)?;
+        self.ports.insert(id, config);
+        self.changed();
+        Ok(id)
     }
 
-    /// Removes a port and its stations; returns its final counters.
+    /// Removes a port and its stations; returns its final counters, without those of forwarders.
     pub fn remove_port(&mut self, id: PortId) -> Result<PortCounters, PortError> {
-        let place = self.ports.get_mut(id.index()).ok_or(PortError::Unknown)?;
-        let port = place.take().ok_or(PortError::Unknown)?;
+        let port = self.ports.remove(id).ok_or(PortError::Unknown)?;
         self.fdb.remove_port(id.0, true);
-        self.connect();
+        self.removed[id.index()] = self.changed();
         Ok(port.counters)
     }
 
     /// Changes a port while packets flow. Its counters continue. Its learned stations are forgotten
-    /// if its VLANs or guard change, or if there are more than it may have now.
+    /// if its VLANs or guard change, if its link goes down, or if there are more than it may have
+    /// now.
     pub fn set_port(&mut self, id: PortId, config: PortConfig) -> Result<(), PortError> {
         let before = self.config_of(id).ok_or(PortError::Unknown)?;
-        let forgets = config.vlans != before.vlans || config.guard != before.guard;
+        let forgets = config.vlans != before.vlans
+            || config.guard != before.guard
+            || before.is_up && !config.is_up;
         self.check_config(&config, Some(id))?;
         if self.fdb.static_count(id.0) > config.addresses_max {
             return Err(PortError::TableFull);
@@ -151,16 +159,46 @@ impl Switch {
         if forgets || self.fdb.count(id.0) > config.addresses_max {
             self.fdb.remove_port(id.0, false);
         }
-        self.port_mut(id).configure(config);
-        self.connect();
+        self.ports.port_mut(id).configure(config);
+        self.changed();
         Ok(())
     }
 
     /// Changes the capabilities of a port's device, such as after renegotiation.
     pub fn set_caps(&mut self, id: PortId, caps: Caps) -> Result<(), PortError> {
-        let port = self.ports.get_mut(id.index()).and_then(Option::as_mut);
-        port.ok_or(PortError::Unknown)?.config.caps = caps;
+        let config = &mut self.ports.get_mut(id).ok_or(PortError::Unknown)?.config;
+        if config.caps != caps {
+            config.caps = caps;
+            self.changed();
+        }
         Ok(())
+    }
+
+    /// A forwarder for another thread.
+    pub fn forwarder(&self) -> Forwarder {
+        Forwarder::new(self.fdb.reader(), self.configs.subscribe(), self.config)
+    }
+
+    /// The generation of the ports: it grows each time a port is added, removed or changed.
+    pub fn generation(&self) -> u64 {
+        self.configs.generation()
+    }
+
+    /// The oldest generation that a forwarder works with; the current one without forwarders.
+    /// Forwarders hand out no more packets to ports that this generation or an earlier one removed.
+    pub fn oldest_generation(&self) -> u64 {
+        self.configs.oldest().unwrap_or(self.generation())
+    }
+
+    /// Makes the numbers of ports that this generation or an earlier one removed free for new
+    /// ports.
+    ///
+    /// As long as there are forwarders, the number of a removed port is not free before: a
+    /// forwarder, or a packet that it left to the owner, may still mean the removed port. So the
+    /// owner calls [`Switch::oldest_generation`], then forwards all packets that forwarders have
+    /// passed on to it, then calls this with the former result.
+    pub fn release_numbers(&mut self, generation: u64) {
+        self.released = self.released.max(generation);
     }
 
     /// Configures permanently that a station is behind a port: no other port can use its address,
@@ -199,30 +237,29 @@ impl Switch {
         cx: &mut Context<'_>,
         out: &mut impl Egress,
     ) -> u64 {
-        if self.config_of(from).is_none() {
-            burst.clear();
-            return 0;
+        match self.config_of(from) {
+            None => {
+                burst.clear();
+                return 0;
+            }
+            Some(config) if !config.is_up => return self.ports.refuse(from, burst),
+            Some(_) => {}
         }
-        let (mut packets, mut super_packets, mut bytes) = (0, 0, 0);
+        let mut traffic = Traffic::default();
         let mut recent = Recent::NOTHING;
         while let Some(mut packet) = burst.pop() {
             packet.set_ingress(Some(from.0.into()));
-            packets += 1;
-            super_packets += u64::from(packet.offload().gso.is_some());
-            bytes += packet.len() as u64;
-            match self.classify(from, &mut packet, &mut recent, cx, out) {
-                Ok(verdict) => self.act(from, packet, &verdict, cx, out),
-                Err(reason) => self.port_mut(from).counters.drop(reason),
+            traffic.add(&packet);
+            // By reference: a copy of the verdict would wait for the stores of its fields.
+            match &self.classify(from, &mut packet, &mut recent, cx, out) {
+                Ok((Target::Port(to), verdict)) => self.ports.emit(packet, verdict, *to, cx, out),
+                Ok((Target::Flood, verdict)) => self.flood(from, packet, verdict, cx, out),
+                Err(reason) => self.ports.port_mut(from).counters.drop(*reason),
             }
         }
-        for id in core::mem::replace(&mut self.touched, PortSet::EMPTY).iter() {
-            self.port_mut(id).flush(id, cx, out);
-        }
-        let counters = &mut self.port_mut(from).counters;
-        counters.packets_in += packets;
-        counters.super_packets_in += super_packets;
-        counters.bytes_in += bytes;
-        bytes
+        self.ports.hand_out(cx, out);
+        self.ports.port_mut(from).counters.count_in(&traffic);
+        traffic.bytes
     }
 
     /// Removes stations whose ageing time is over.
@@ -237,25 +274,32 @@ impl Switch {
 
     /// Configuration of a port.
     pub fn config_of(&self, id: PortId) -> Option<&PortConfig> {
-        Some(&self.ports.get(id.index())?.as_ref()?.config)
+        Some(&self.ports.get(id)?.config)
     }
 
     /// Counts a received packet that the owner of the switch dropped for this reason.
     pub fn count_drop(&mut self, id: PortId, reason: PortDrop) {
-        if let Some(port) = self.ports.get_mut(id.index()).and_then(Option::as_mut) {
+        if let Some(port) = self.ports.get_mut(id) {
             port.counters.drop(reason);
         }
     }
 
-    /// Counters of a port.
+    /// Adds what a forwarder counted for a port ([`Forwarder::take_counters`]).
+    pub fn add_counters(&mut self, id: PortId, counters: &PortCounters) {
+        if let Some(port) = self.ports.get_mut(id) {
+            port.counters.add(counters);
+        }
+    }
+
+    /// Counters of a port, without what forwarders count and [`Switch::add_counters`] has not
+    /// added.
     pub fn counters_of(&self, id: PortId) -> Option<&PortCounters> {
-        Some(&self.ports.get(id.index())?.as_ref()?.counters)
+        Some(&self.ports.get(id)?.counters)
     }
 
     /// Numbers of all ports.
     pub fn ports(&self) -> impl Iterator<Item = PortId> + '_ {
-        let numbers = (0..=u8::MAX).zip(&self.ports);
-        numbers.filter_map(|(number, port)| port.as_ref().map(|_| PortId(number)))
+        self.ports.ids()
     }
 
     /// All known stations, in no order. Walks the table; for reports.
@@ -266,20 +310,6 @@ impl Switch {
             port: PortId(entry.port),
             is_static: entry.is_static,
         })
-    }
-
-    fn act(
-        &mut self,
-        from: PortId,
-        packet: Packet,
-        verdict: &Verdict,
-        cx: &mut Context<'_>,
-        out: &mut impl Egress,
-    ) {
-        match verdict.target {
-            Target::Port(to) => self.emit(packet, verdict, to, cx, out),
-            Target::Flood => self.flood(from, packet, verdict, cx, out),
-        }
     }
 
     /// Sends a copy to each port but the last, which gets the packet itself.
@@ -294,7 +324,7 @@ impl Switch {
         let reach = self.reach[from.index()];
         let mut last = None;
         for to in reach.iter() {
-            if self.port(to).config.vlans.leaves(verdict.vid).is_none() {
+            if self.ports.port(to).config.vlans.leaves(verdict.vid).is_none() {
                 continue;
             }
             let Some(before) = last.replace(to) else { continue };
@@ -303,16 +333,16 @@ impl Switch {
                     if copy.is_inline() {
                         cx.ledger.count(Site::GuestSmall, copy.len());
                     }
-                    self.emit(copy, verdict, before, cx, out);
+                    self.ports.emit(copy, verdict, before, cx, out);
                 }
-                None => self.port_mut(before).counters.drop(PortDrop::NoMemory),
+                None => self.ports.port_mut(before).counters.drop(PortDrop::NoMemory),
             }
         }
-        let counters = &mut self.port_mut(from).counters;
+        let counters = &mut self.ports.port_mut(from).counters;
         match last {
             Some(last) => {
                 counters.flooded += 1;
-                self.emit(packet, verdict, last, cx, out);
+                self.ports.emit(packet, verdict, last, cx, out);
             }
             None => counters.drop(PortDrop::NobodyElse),
         }
@@ -325,57 +355,29 @@ impl Switch {
             return Err(PortError::GuardTooLong);
         }
         let others = self.ports().filter(|&id| Some(id) != own);
-        let kept: u64 = others.map(|id| u64::from(self.port(id).config.addresses_max)).sum();
+        let kept: u64 = others.map(|id| u64::from(self.ports.port(id).config.addresses_max)).sum();
         if kept + u64::from(config.addresses_max) > u64::from(self.config.addresses_max) {
             return Err(PortError::TableFull);
         }
         Ok(())
     }
 
-    /// Recomputes which ports may send to which.
-    fn connect(&mut self) {
-        for from in 0..self.ports.len() {
-            let mut reach = PortSet::EMPTY;
-            if let Some(own) = &self.ports[from] {
-                let others = self.ports().filter(|id| id.index() != from);
-                let role = own.config.role;
-                others
-                    .filter(|&id| role.reaches(self.port(id).config.role))
-                    .for_each(|id| reach.insert(id));
-            }
-            self.reach[from] = reach;
-        }
+    /// The lowest number that a new port may get.
+    fn free_number(&self) -> Option<PortId> {
+        let released = self.configs.oldest().map_or(u64::MAX, |_| self.released);
+        let is_free = |&number: &u8| {
+            let is_unused = self.ports.get(PortId(number)).is_none();
+            is_unused && self.removed[usize::from(number)] <= released
+        };
+        (0..=u8::MAX).find(is_free).map(PortId)
     }
 
-    fn port(&self, id: PortId) -> &Port {
-        self.ports[id.index()].as_ref().expect("ports in use and in the table are there")
-    }
-
-    fn port_mut(&mut self, id: PortId) -> &mut Port {
-        self.ports[id.index()].as_mut().expect("ports in use and in the table are there")
-    }
-}
-
-/// A set of ports.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct PortSet([u64; PORTS_MAX / 64]);
-
-impl PortSet {
-    const EMPTY: Self = Self([0; PORTS_MAX / 64]);
-
-    fn insert(&mut self, id: PortId) {
-        self.0[id.index() / 64] |= 1 << (id.index() % 64);
-    }
-
-    /// Ports of the set in numerical order.
-    fn iter(self) -> impl Iterator<Item = PortId> {
-        self.0.into_iter().enumerate().flat_map(|(index, mut word)| {
-            core::iter::from_fn(move || {
-                let bit = word.trailing_zeros() as usize;
-                word &= word.checked_sub(1)?;
-                Some(PortId((index * 64 + bit) as u8))
-            })
-        })
+    /// Recomputes which ports may send to which, and publishes the configurations. Returns their
+    /// generation.
+    fn changed(&mut self) -> u64 {
+        let reach = |number| self.ports.reached_from(PortId(number));
+        self.reach = (0..=u8::MAX).map(reach).collect();
+        self.configs.publish(self.ports.configs())
     }
 }
 

@@ -1,4 +1,4 @@
-//! The switch does not allocate for packets, whatever happens to them.
+//! The switch and its forwarders do not allocate for packets, whatever happens to them.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -123,6 +123,44 @@ fn the_data_path_does_not_allocate() {
     assert!(sink.packets > 5000, "{}", sink.packets);
     let counters = ports.map(|id| switch.counters_of(id).expect("a port").clone());
     assert!(counters.iter().all(|counters| counters.learned > 10 && counters.flooded > 10));
+    assert!(counters[1].cut > 100 && counters[2].drops().count() > 0);
+    assert_eq!((memory.packets.out_count(), memory.large.out_count()), (0, 0));
+}
+
+/// Goal: a forwarder does not allocate for packets that it forwards, drops or leaves to the owner,
+/// nor to find out that no port has changed.
+#[test]
+fn a_forwarder_does_not_allocate() {
+    let mut memory = Memory::new(MemoryConfig { packets: 512, small_frames: 4, large_frames: 64 });
+    let ledger = Ledger::new();
+    let mut switch = Switch::new(Config { age: Duration::from_secs(1), ..Config::default() });
+    let able = Caps { checksum: true, tso4: true, gso_bytes_max: 65_535, ..Caps::plain(1500) };
+    let ports = [able, Caps::plain(1500), Caps::plain(900)]
+        .map(|caps| switch.add_port(PortConfig::new(caps)).expect("room"));
+    let station = |number: usize| MacAddr([2, 0, 0, 0, 0, number as u8]);
+    let (mut burst, mut rest, mut sink) = (Burst::new(), Burst::new(), Sink::default());
+    let mut now = Instant::from_micros(1);
+    let mut forwarder = switch.forwarder();
+    let (mut allocated, mut left) = (0, 0);
+    for round in 0..200 {
+        let from = round % ports.len();
+        for number in 0..16 {
+            // Station 3 is unknown; that of the own port is dropped.
+            burst.push(packet(&mut memory, station(number % 4), station(from))).expect("room");
+        }
+        let before = ALLOCATIONS.get();
+        let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
+        forwarder.refresh();
+        forwarder.forward(ports[from], &mut burst, &mut cx, &mut sink, &mut rest, false);
+        allocated += ALLOCATIONS.get() - before;
+        left += rest.len();
+        switch.forward(ports[from], &mut rest, &mut cx, &mut sink);
+        now += Duration::from_millis(10);
+    }
+    assert_eq!(allocated, 0);
+    assert!((200 * 4..200 * 16 / 2).contains(&left), "{left}");
+    let counters = ports.map(|id| forwarder.counters_of(id).expect("a port").clone());
+    assert!(counters[..2].iter().all(|counters| counters.packets_out > 100), "{counters:?}");
     assert!(counters[1].cut > 100 && counters[2].drops().count() > 0);
     assert_eq!((memory.packets.out_count(), memory.large.out_count()), (0, 0));
 }

@@ -8,9 +8,10 @@
 //!
 //! Modules, each using only those before it:
 //! `{sync, time} → foreign → slab → region → loan → lend → returns → ledger → {readers, recall} →
-//! offload → segmentation → packet → pool → burst → ring → {device, ready}`.
+//! offload → segmentation → packet → pool → burst → ring → {device, ready, table, snapshot}`.
 //!
-//! Only [`device`] uses the standard library, for one type: the file descriptor of a device.
+//! Only [`device`] and [`sync`] use the standard library, for one type each: the file descriptor of
+//! a device, and the mutex.
 //!
 //! Unsafe code is allowed only in `slab`, `region`, `foreign`, `loan`, `lend`, `recall`, `packet`,
 //! `pool`, and `fill` and `shared` of `ring`.
@@ -40,7 +41,9 @@ pub mod ring;
 pub mod segmentation;
 #[doc(hidden)]
 pub mod slab;
+pub mod snapshot;
 pub mod sync;
+pub mod table;
 pub mod time;
 
 pub use burst::Burst;

@@ -1,5 +1,5 @@
 //! The only importer of atomics: from `core` in a normal build, from loom's model with `--cfg
-//! loom`. Cells and counted references that loom checks come from here, too.
+//! loom`. Cells, counted references and mutexes that loom checks come from here, too.
 
 #[cfg(loom)]
 pub use all_threads::pass as light_fence;
@@ -15,12 +15,14 @@ pub use core::sync::atomic::{
 #[cfg(loom)]
 pub use loom::cell::UnsafeCell;
 #[cfg(loom)]
-pub use loom::sync::Arc;
-#[cfg(loom)]
 pub use loom::sync::atomic::{
     AtomicBool, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
     Ordering, fence,
 };
+#[cfg(loom)]
+pub use loom::sync::{Arc, Mutex};
+#[cfg(not(loom))]
+pub use std::sync::Mutex;
 
 /// The light side of a barrier that another thread makes for all threads: prevents the compiler
 /// from reordering this thread's accesses, and costs nothing else.

@@ -19,6 +19,8 @@ use towpath_packet::slab::{Returning, Slab, give_back};
 mod ready;
 #[path = "loom/ring.rs"]
 mod ring;
+#[path = "loom/table.rs"]
+mod table;
 
 use towpath_packet::{
     Burst, Ledger, Lender, Loans, PacketPool, Piece, Pins, Readers, Recall, Returns, Watch,

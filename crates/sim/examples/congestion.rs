@@ -6,7 +6,8 @@
 //! bandwidth-delay product) and run, in the form of `scripts/loss-guest`: `one KIND LOSS% RTT
 //! QUEUE% MBIT SRTT`, with the mean smoothed round-trip time in milliseconds; then the share of the
 //! faster of two flows after 30 seconds, which begin together or a second apart: `two KIND LOSS%
-//! RTT QUEUE% MBIT SHARE%`.
+//! RTT QUEUE% MBIT SHARE%`; then the share of a flow of CUBIC beside one of BBR: `beside RTT QUEUE%
+//! MBIT SHARE%`.
 
 use std::env;
 use towpath_net::tcp::congestion::Kind;
@@ -23,6 +24,8 @@ const LOSSES: [u32; 3] = [0, 10_000, 30_000];
 const ROUND_TRIPS: [u64; 3] = [1, 20, 200];
 /// Sizes of the queue, in percent of the bandwidth-delay product.
 const QUEUES: [u64; 2] = [25, 400];
+/// Sizes of the queue that BBR shares with CUBIC.
+const QUEUES_BESIDE: [u64; 3] = [25, 100, 400];
 /// Controllers.
 const KINDS: [Kind; 2] = [Kind::Bbr, Kind::Cubic];
 /// Default length of a run and number of runs.
@@ -58,7 +61,22 @@ fn main() {
                 println!("two {text} {mbit:.2} {share:.1} apart {apart}");
             }
         });
+        for rtt in ROUND_TRIPS {
+            for queue in QUEUES_BESIDE {
+                let [from, until] = SHARE.map(Duration::from_secs);
+                let (path, at_once) = (path(rtt, queue, 0), Duration::ZERO);
+                let outcome = contest::run(&path, &KINDS, at_once, (from, until), run);
+                let mbit = outcome.total() * 8.0 / 1e6;
+                let share = outcome.goodput[1] / outcome.total() * 100.0;
+                println!("beside {rtt} {queue} {mbit:.2} {share:.1}");
+            }
+        }
     }
+}
+
+fn path(rtt: u64, queue: u64, loss: u32) -> Path {
+    let rate = RATES[usize::from(rtt >= LONG)];
+    Path { rate, rtt: Duration::from_millis(rtt), queue, loss }
 }
 
 fn for_each_path(losses: &[u32], mut act: impl FnMut(Kind, &Path, &str)) {
@@ -66,10 +84,12 @@ fn for_each_path(losses: &[u32], mut act: impl FnMut(Kind, &Path, &str)) {
         for rtt in ROUND_TRIPS {
             for queue in QUEUES {
                 for kind in KINDS {
-                    let rate = RATES[usize::from(rtt >= LONG)];
-                    let path = Path { rate, rtt: Duration::from_millis(rtt), queue, loss };
                     let percent = f64::from(loss) / 10_000.0;
-                    act(kind, &path, &format!("{} {percent} {rtt} {queue}", kind.name()));
+                    act(
+                        kind,
+                        &path(rtt, queue, loss),
+                        &format!("{} {percent} {rtt} {queue}", kind.name()),
+                    );
                 }
             }
         }

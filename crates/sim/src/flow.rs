@@ -292,7 +292,10 @@ impl Flow {
         rng: &mut Rng,
     ) -> Option<Piece> {
         if len <= memory.large.frame_bytes() && rng.chance(500_000) {
-            let mut frame = memory.large.take()?;
+            // As programs do, whose short writes share frames: otherwise a byte could hold 16 KiB.
+            let is_small = len <= memory.small.frame_bytes();
+            let pool = if is_small { &mut memory.small } else { &mut memory.large };
+            let mut frame = pool.take()?;
             oracle::fill(self.writes, self.written, &mut frame[..len]);
             return Some(frame.freeze(len));
         }

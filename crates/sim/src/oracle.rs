@@ -4,24 +4,40 @@
 
 use towpath_packet::{Ledger, Packet};
 
+/// Bytes of a stream that are made together.
+const WORD_BYTES: u64 = 8;
+
 /// Byte `offset` of stream `stream`. Neighbouring offsets and streams differ, so that moved,
 /// repeated or foreign bytes are detected.
 pub fn stream_byte(stream: u64, offset: u64) -> u8 {
-    let mixed = (offset ^ stream << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 48) as u8
+    stream_word(stream, offset / WORD_BYTES)[(offset % WORD_BYTES) as usize]
+}
+
+/// The bytes of the stream from `WORD_BYTES * number` on.
+fn stream_word(stream: u64, number: u64) -> [u8; WORD_BYTES as usize] {
+    let mixed = (number ^ stream << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
 }
 
 /// Fills `bytes` with the stream from `offset` on.
 pub fn fill(stream: u64, offset: u64, bytes: &mut [u8]) {
-    for (index, byte) in bytes.iter_mut().enumerate() {
+    let mut number = offset / WORD_BYTES;
+    let head = (number * WORD_BYTES + WORD_BYTES - offset).min(bytes.len() as u64) as usize;
+    let (head, rest) = bytes.split_at_mut(head);
+    for (index, byte) in head.iter_mut().enumerate() {
         *byte = stream_byte(stream, offset + index as u64);
+    }
+    for word in rest.chunks_mut(WORD_BYTES as usize) {
+        number += 1;
+        word.copy_from_slice(&stream_word(stream, number)[..word.len()]);
     }
 }
 
 /// True if `bytes` are the stream from `offset` on.
 pub fn matches(stream: u64, offset: u64, bytes: &[u8]) -> bool {
-    let mut wanted = bytes.iter().enumerate();
-    wanted.all(|(index, byte)| *byte == stream_byte(stream, offset + index as u64))
+    let mut wanted = vec![0; bytes.len()];
+    fill(stream, offset, &mut wanted);
+    wanted == bytes
 }
 
 /// All bytes of a packet, headers first.
@@ -90,8 +106,11 @@ fn word(bytes: &[u8], at: usize) -> u16 {
 /// The Internet checksum sum (RFC 1071), folded, from a start value.
 fn sum(start: u64, bytes: &[u8]) -> u16 {
     let mut total = start;
-    for pair in bytes.chunks(2) {
-        total += u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0));
+    // Sums of 32-bit words have the same fold: 2^16 is 1 modulo 2^16 - 1 (RFC 1071 §2).
+    for word in bytes.chunks(4) {
+        let mut padded = [0; 4];
+        padded[..word.len()].copy_from_slice(word);
+        total += u64::from(u32::from_be_bytes(padded));
     }
     while total > 0xffff {
         total = (total & 0xffff) + (total >> 16);

@@ -6,12 +6,13 @@
 use crate::source::Source;
 
 /// Packages whose header has such a line.
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 10] = [
     "crates/packet",
     "crates/net",
     "crates/io",
     "crates/towpath",
     "crates/capi",
+    "crates/preload",
     "crates/gateway",
     "crates/cli",
     "crates/bench",

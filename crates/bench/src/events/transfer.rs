@@ -391,7 +391,8 @@ impl Work {
     }
 }
 
-fn cpu(of: ClockId) -> Duration {
+/// Processor time so far.
+pub(super) fn cpu(of: ClockId) -> Duration {
     let time = clock_gettime(of);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }

@@ -23,6 +23,7 @@ use anyhow::{Context, ensure};
 
 use super::machine::{self, EMULATION, INITRD, Machine, QEMU, device, vhost_user};
 use super::traffic::{RECEIVER, SENDER, Serving};
+use super::workload::WHOLE;
 use crate::cases::Case;
 use crate::iperf::{self, Direction, Moved, Test};
 use crate::lab::{IPERF_PORT, ip};
@@ -149,7 +150,7 @@ impl<'a> Booting<'a> {
         for orphan in [false, true] {
             let sockets = Scratch::inside(scratch)?;
             // On any processor: the machines are not pinned either.
-            let serving = Serving::start(orphan, &sockets, 1, processors()?)?;
+            let serving = Serving::start(orphan, &sockets, &WHOLE, [processors()?; 2])?;
             for (end, name) in [SENDER, RECEIVER].into_iter().enumerate() {
                 let mut properties = properties(end, ways.len());
                 if let Accelerator::Kvm = self.accelerator {

@@ -28,8 +28,8 @@ pub(super) struct Rig<'a> {
     span: Duration,
     /// Directory of sockets.
     scratch: &'a Path,
-    /// Of the drivers, and of the worker.
-    processors: [CpuSet; 2],
+    /// Of the drivers, of the worker, and of another worker.
+    processors: [CpuSet; 3],
 }
 
 /// The figures of a measurement.
@@ -58,13 +58,14 @@ impl Figures {
 
 impl<'a> Rig<'a> {
     pub(super) fn new(span: Duration, scratch: &'a Path) -> anyhow::Result<Self> {
-        Ok(Self { span, scratch, processors: places()? })
+        Ok(Self { span, scratch, processors: places_of_three()? })
     }
 
     /// Measures one workload, with payload shared or copied out at the switch.
     pub(super) fn measure(&self, workload: &Workload, orphan: bool) -> anyhow::Result<Figures> {
         let sockets = Scratch::inside(self.scratch)?;
-        let serving = Serving::start(orphan, &sockets, workload.pairs, self.processors[1])?;
+        let [_, worker, other] = self.processors;
+        let serving = Serving::start(orphan, &sockets, workload, [worker, other])?;
         pin_thread(&self.processors[0])?;
         let mut traffic = Traffic::connect(&sockets, workload)?;
         drop(sockets);
@@ -93,6 +94,11 @@ impl<'a> Rig<'a> {
 
 /// A processor for drivers, and, if there are two, another for the forwarder between them.
 pub(crate) fn places() -> anyhow::Result<[CpuSet; 2]> {
+    places_of_three().map(|[drivers, forwarder, _]| [drivers, forwarder])
+}
+
+/// [`places`], and a third processor, if there are three, or else the first one.
+fn places_of_three() -> anyhow::Result<[CpuSet; 3]> {
     let all = processors()?;
     let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
         let mut one = CpuSet::new();
@@ -100,7 +106,7 @@ pub(crate) fn places() -> anyhow::Result<[CpuSet; 2]> {
         one
     });
     let first = each.next().context("no processor")?;
-    Ok([first, each.next().unwrap_or(first)])
+    Ok([first, each.next().unwrap_or(first), each.next().unwrap_or(first)])
 }
 
 /// The drivers of all pairs.
@@ -265,23 +271,23 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Listens on the sockets of some pairs, on a new thread.
+    /// Listens on the sockets of a workload's pairs, on a new thread, with the workers on these
+    /// processors.
     pub(crate) fn start(
         orphan: bool,
         sockets: &Scratch,
-        pairs: u8,
-        processor: CpuSet,
+        workload: &Workload,
+        processors: [CpuSet; 2],
     ) -> anyhow::Result<Self> {
+        let workers = workload.workers;
         let ledger = Arc::new(Ledger::new());
         let stop = eventfd(0, EventfdFlags::CLOEXEC).context("eventfd")?;
-        let ports = (0..pairs).flat_map(names).map(|name| (sockets.path(&name), name)).collect();
+        let ports =
+            (0..workload.pairs).flat_map(names).map(|name| (sockets.path(&name), name)).collect();
         let (ready, is_ready) = channel();
         let running = thread::Builder::new().name("worker".into()).spawn({
             let (ledger, stop) = (ledger.clone(), stop.try_clone().context("dup")?);
-            move || {
-                pin_thread(&processor)?;
-                serve(orphan, ports, ledger, &stop, &ready)
-            }
+            move || serve(orphan, ports, (workers, processors), ledger, &stop, &ready)
         })?;
         match is_ready.recv() {
             Ok(thread) => Ok(Self { ledger, stop, thread, running }),
@@ -307,11 +313,12 @@ fn ended(thread: JoinHandle<anyhow::Result<NetworkReport>>) -> anyhow::Result<Ne
 fn serve(
     orphan: bool,
     ports: Vec<(PathBuf, String)>,
+    (workers, [processor, other]): (usize, [CpuSet; 2]),
     ledger: Arc<Ledger>,
     stop: &OwnedFd,
     ready: &Reports<i32>,
 ) -> anyhow::Result<NetworkReport> {
-    let config = Config { ipv4: None, ipv6: None, ..Config::default() };
+    let config = Config { ipv4: None, ipv6: None, workers, ..Config::default() };
     let network = NetworkConfig {
         mtu: config.mtu,
         gateway: None,
@@ -321,10 +328,15 @@ fn serve(
         seed: 1,
     };
     let mut network = Network::new(network)?;
+    network.set_workers(&config)?;
     for (path, name) in ports {
         network.add_port(&name, Attachment::VhostUser(path), PortSettings::default())?;
     }
     let mut worker = Worker::serving(&config, network, ledger)?;
+    // Threads inherit the processor of the one that starts them.
+    pin_thread(&other)?;
+    worker.begin()?;
+    pin_thread(&processor)?;
     // The thread that started this one waits for the message.
     let _ = ready.send(gettid().as_raw_nonzero().get());
     worker.run_until(&[stop.as_fd()])?;

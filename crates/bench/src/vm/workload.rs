@@ -22,6 +22,8 @@ pub(crate) struct Workload {
     pub(super) window: u64,
     /// Pairs of machines, each with a machine that sends to the other.
     pub(crate) pairs: u8,
+    /// Workers of the network. With several, the machines of a pair have different ones.
+    pub(crate) workers: usize,
 }
 
 /// Super-packets that are forwarded whole.
@@ -33,6 +35,7 @@ pub(crate) const WHOLE: Workload = Workload {
     buffer: PAGE_BUFFER,
     window: SUPER_WINDOW,
     pairs: 1,
+    workers: 1,
 };
 
 /// A super-packet as a device without segmentation offloads receives it: as a long frame.
@@ -44,6 +47,7 @@ pub(crate) const LONG_FRAME: Workload = Workload {
     buffer: PAGE_BUFFER,
     window: SUPER_WINDOW,
     pairs: 1,
+    workers: 1,
 };
 
 /// A figure of a workload.
@@ -62,21 +66,28 @@ const SEGMENTED: Workload = Workload {
     ..WHOLE
 };
 
-pub(crate) static WORKLOADS: [Workload; 6] = [
+/// Small packets.
+pub(crate) const SMALL: Workload = Workload {
+    name: "vm_64B",
+    payload: 64 - FRAME_HEADERS,
+    segment: None,
+    receiver: COMMON | feature::GUEST_CSUM,
+    buffer: MTU_BUFFER,
+    window: 512,
+    pairs: 1,
+    workers: 1,
+};
+
+pub(crate) static WORKLOADS: [Workload; 9] = [
     SEGMENTED,
     Workload { name: "vm_to_vm_segmented_4guests", pairs: 2, ..SEGMENTED },
     Workload { name: "vm_to_vm_segmented_8guests", pairs: 4, ..SEGMENTED },
     Workload { name: "vm_to_vm_segmented_16guests", pairs: 8, ..SEGMENTED },
     WHOLE,
-    Workload {
-        name: "vm_64B",
-        payload: 64 - FRAME_HEADERS,
-        segment: None,
-        receiver: COMMON | feature::GUEST_CSUM,
-        buffer: MTU_BUFFER,
-        window: 512,
-        pairs: 1,
-    },
+    SMALL,
+    Workload { name: "vm_to_vm_segmented_4guests_2workers", pairs: 2, workers: 2, ..SEGMENTED },
+    Workload { name: "vm_64B_4guests", pairs: 2, window: 256, ..SMALL },
+    Workload { name: "vm_64B_4guests_2workers", pairs: 2, window: 256, workers: 2, ..SMALL },
 ];
 
 /// Features of a machine that sends TCP super-packets.
@@ -196,7 +207,7 @@ pub(super) const MTU_BUFFER: u32 = 1536;
 /// Buffer for a part of a large packet.
 const PAGE_BUFFER: u32 = 4096;
 
-pub(super) const VIRTIO: usize = 12;
+pub(crate) const VIRTIO: usize = 12;
 const ETHERNET: usize = 14;
 /// Headers of Ethernet, IPv4 and TCP.
 const FRAME_HEADERS: usize = ETHERNET + 20 + 20;

@@ -152,7 +152,7 @@ impl Rig {
 
 /// Writes a packet into the sender's memory as drivers do: a super-packet's headers and payload in
 /// separate buffers, a small packet in one.
-fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
+pub(super) fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
     let (mut first, payload) = (workload.headers(0).to_vec(), pattern(workload.payload));
     let mut parts = Vec::new();
     if workload.segment.is_some() {
@@ -166,12 +166,12 @@ fn put(ram: &GuestRam, workload: &Workload) -> anyhow::Result<Vec<Segment>> {
     Ok(parts)
 }
 
-const RAM_BYTES: u64 = 4 << 20;
+pub(super) const RAM_BYTES: u64 = 4 << 20;
 /// Start of the buffers, after the queue.
-const BUFFERS: u64 = 1 << 20;
+pub(super) const BUFFERS: u64 = 1 << 20;
 /// Distance between buffers.
-const PAGE: u64 = 4096;
-const QUEUE_LEN: u16 = 256;
+pub(super) const PAGE: u64 = 4096;
+pub(super) const QUEUE_LEN: u16 = 256;
 /// Small packets of a burst.
 const TOGETHER: u32 = 32;
 const MTU: u16 = 1500;

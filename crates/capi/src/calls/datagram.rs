@@ -16,7 +16,7 @@ use towpath::layers::net::wire::Protocol;
 
 impl Instance {
     /// True if the descriptor is a datagram socket.
-    pub(crate) fn is_datagram(&self, fd: i32) -> bool {
+    pub fn is_datagram(&self, fd: i32) -> bool {
         self.lock().files.socket(fd).is_ok_and(|file| file.datagram)
     }
 

@@ -35,7 +35,7 @@ impl Instance {
     /// Closes all sockets, as the exit of a program does, and waits for their unsent data, at most
     /// as long as configured. Does nothing without a device, because nothing could move the
     /// packets.
-    pub(crate) fn close_and_wait(&self) {
+    pub fn close_and_wait(&self) {
         if !self.is_attached() || self.linger.is_zero() {
             return;
         }

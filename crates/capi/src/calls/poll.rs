@@ -4,6 +4,7 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::table::What;
 use crate::table::epoll::{ALWAYS, Epoll, EpollEvent, HOW};
+use std::task::Waker;
 use towpath::layers::net::time::Duration;
 
 /// One entry of `poll`: a descriptor, the requested events, and the result.
@@ -35,6 +36,36 @@ impl Instance {
         });
         if outcome == Err(Errno::AGAIN) { Ok(0) } else { outcome }
     }
+
+    /// Returns how many entries are ready, without a wait. If none is, `waker` wakes once at the
+    /// next event of one of them, until [`Instance::unwatch`].
+    pub fn watch(&self, entries: &mut [Polled], waker: &Waker) -> usize {
+        self.call(|state| {
+            let mut count = 0;
+            for entry in entries.iter_mut() {
+                entry.ready = state.poll_one(entry.fd, entry.asked);
+                count += usize::from(entry.ready != 0);
+            }
+            if count == 0 {
+                for entry in entries.iter() {
+                    if let Ok(file) = state.files.socket_mut(entry.fd) {
+                        file.watchers.add(waker, u32::from(entry.asked as u16) | ALWAYS);
+                    }
+                }
+            }
+            count
+        })
+    }
+
+    /// Ends what [`Instance::watch`] began.
+    pub fn unwatch(&self, entries: &[Polled], waker: &Waker) {
+        let mut state = self.lock();
+        for entry in entries {
+            if let Ok(file) = state.files.socket_mut(entry.fd) {
+                file.watchers.remove(waker);
+            }
+        }
+    }
 }
 
 impl State {
@@ -65,7 +96,7 @@ impl State {
 impl Instance {
     /// Makes an epoll set.
     pub fn epoll_create(&self) -> Outcome<i32> {
-        self.lock().files.add(What::Epoll(Epoll::default()))
+        self.lock().add_file(What::Epoll(Epoll::default()))
     }
 
     /// Adds a descriptor to a set, changes its events, or removes it.
@@ -90,6 +121,12 @@ impl Instance {
             state.notify();
             Ok(())
         })
+    }
+
+    /// The number of a file of the kernel that is readable while a set may have events. A kernel's
+    /// own set can contain it. It belongs to the set.
+    pub fn epoll_alarm(&self, set: i32) -> Outcome<i32> {
+        self.lock().files.alarm(set)
     }
 
     /// Waits until a descriptor in a set is ready. Returns at most `max` events.
@@ -118,6 +155,7 @@ impl State {
                 self.files.epoll_mut(set)?.reported(fd);
             }
         }
+        self.files.epoll_mut(set)?.update_alarm();
         Ok(reported)
     }
 }

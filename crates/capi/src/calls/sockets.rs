@@ -2,11 +2,12 @@
 //! addresses, and the flags of their descriptors.
 
 use crate::errno::{Errno, Outcome};
-use crate::instance::Instance;
+use crate::instance::{Instance, State};
 use crate::memory::address::{self, Given};
-use crate::table::What;
+use crate::table::{ControlWanted, SocketFile, Watchers, What};
+use rustix::fd::{AsRawFd, OwnedFd};
 use std::net::SocketAddr;
-use towpath::layers::net::socket::{Error, Family, Linger, Shutdown};
+use towpath::layers::net::socket::{Error, Family, Linger, Shutdown, SocketId};
 
 /// Flags in the type argument of `socket(2)`.
 pub(super) const TYPE_FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -156,7 +157,30 @@ impl Instance {
     /// Closes a descriptor, whose number is free at once. A socket with `SO_LINGER` waits even if
     /// the descriptor does not block, as in Linux.
     pub fn close(&self, fd: i32) -> Outcome<()> {
-        let what = self.call(|state| state.files.remove(fd))?;
+        let (number, what) = self.remove(fd)?;
+        drop(number);
+        what.map_or(Ok(()), |what| self.close_file(what))
+    }
+
+    /// Closes a descriptor and returns what reserves its number, so that the caller can put another
+    /// file in its place. A file that has other numbers stays open.
+    pub fn release(&self, fd: i32) -> Outcome<OwnedFd> {
+        let (number, what) = self.remove(fd)?;
+        what.map_or(Ok(()), |what| self.close_file(what))?;
+        Ok(number)
+    }
+
+    /// Removes a number from the table. Calls that wait on it fail with `EBADF`.
+    fn remove(&self, fd: i32) -> Outcome<(OwnedFd, Option<What>)> {
+        self.call(|state| {
+            let removed = state.files.remove(fd)?;
+            state.notify();
+            Ok(removed)
+        })
+    }
+
+    /// Closes a file that has no number any more.
+    fn close_file(&self, what: What) -> Outcome<()> {
         let What::Socket(file) = what else { return Ok(()) };
         let linger = self.lock().engine.protocols.options(file.id).map(|options| options.linger);
         if let Ok(Linger::Wait(time)) = linger {
@@ -173,6 +197,11 @@ impl Instance {
             let now = state.now();
             Ok(state.engine.protocols.close(file.id, now)?)
         })
+    }
+
+    /// Adds a number to a descriptor's file, as `dup(2)` does. `number` reserves it in the kernel.
+    pub fn add_number(&self, fd: i32, number: OwnedFd) -> Outcome<()> {
+        self.lock().files.add_number(fd, number)
     }
 
     /// The local address.
@@ -207,5 +236,33 @@ impl Instance {
     /// True if the descriptor belongs to this instance.
     pub fn has(&self, fd: i32) -> bool {
         self.lock().files.contains(fd)
+    }
+}
+
+impl State {
+    /// Adds a socket, with the flags of `socket(2)`.
+    pub(crate) fn add_socket(&mut self, id: SocketId, domain: i32, flags: i32) -> Outcome<i32> {
+        self.add_file(What::Socket(SocketFile {
+            id,
+            nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+            domain,
+            datagram: self.engine.protocols.is_datagram(id),
+            control_wanted: ControlWanted::default(),
+            receive_timeout: None,
+            send_timeout: None,
+            reports_unread: false,
+            watchers: Watchers::default(),
+        }))
+    }
+
+    /// Adds a descriptor.
+    pub(crate) fn add_file(&mut self, what: What) -> Outcome<i32> {
+        let number = self.files.reserve(&what)?;
+        // The kernel gives a number that is in the table only if the program has closed it.
+        if let Some(What::Socket(stale)) = self.files.remove_stale(number.as_raw_fd()) {
+            let now = self.now();
+            let _ = self.engine.protocols.close(stale.id, now);
+        }
+        Ok(self.files.add(number, what))
     }
 }

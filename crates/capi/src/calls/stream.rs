@@ -188,7 +188,7 @@ impl Instance {
         }
         match outcome {
             Err(error) if sent == 0 => {
-                if waits && error == Errno::AGAIN {
+                if waits && [Errno::AGAIN, Errno::INTR].contains(&error) {
                     self.call(|state| state.set_write_pending(fd, false));
                 }
                 Err(error)
@@ -233,9 +233,10 @@ impl Instance {
         });
         let sent = begun.unwrap_or(0);
         match outcome {
-            Err(Errno::AGAIN) => {
+            Err(error @ (Errno::AGAIN | Errno::INTR)) => {
                 self.call(|state| state.set_write_pending(fd, false));
-                if sent > 0 { Ok(Opening::GoesOn(sent)) } else { Err(pending) }
+                let error = if error == Errno::AGAIN { pending } else { error };
+                if sent > 0 { Ok(Opening::GoesOn(sent)) } else { Err(error) }
             }
             outcome => outcome.map(|()| Opening::Open(sent)),
         }

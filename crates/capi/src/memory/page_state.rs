@@ -86,7 +86,13 @@ fn areas(pages: Range<usize>) -> impl ExactSizeIterator<Item = (usize, Range<usi
 }
 
 impl Known {
-    pub(crate) const fn new() -> Self {
+    /// In allocated memory: as thread-local storage it would take the whole stack of a thread with
+    /// the smallest one, and the C library would refuse to start that thread.
+    pub(crate) fn boxed() -> Box<Self> {
+        Box::new(Self::new())
+    }
+
+    const fn new() -> Self {
         // No area has this number.
         Self([[Area::new(usize::MAX); PLACE_AREAS]; PLACES])
     }

@@ -201,7 +201,7 @@ fn base_of(pointer: *mut c_void, len: usize) -> Outcome<NonNull<u8>> {
 
 /// Fails with `EFAULT` unless the whole range is mapped. Does not access it.
 fn check_mapped(base: NonNull<u8>, len: usize) -> Outcome<()> {
-    thread_local!(static MAPPED: RefCell<Known> = const { RefCell::new(Known::new()) });
+    thread_local!(static MAPPED: RefCell<Box<Known>> = RefCell::new(Known::boxed()));
     let ask = |pages: &Range<usize>| {
         let (start, flags) = (without_provenance_mut(pages.start), rustix::mm::MsyncFlags::ASYNC);
         // SAFETY: with this flag `msync` only checks that the pages are mapped.
@@ -480,7 +480,7 @@ fn moved(count: isize) -> Outcome<usize> {
 
 /// Fails with `EFAULT` unless the whole range can be read now.
 fn check_readable(base: NonNull<u8>, len: usize) -> Outcome<()> {
-    thread_local!(static READABLE: RefCell<Known> = const { RefCell::new(Known::new()) });
+    thread_local!(static READABLE: RefCell<Box<Known>> = RefCell::new(Known::boxed()));
     let ask = |asked: &Range<usize>| match populate(asked) {
         Ok(()) => Ok(()),
         // The kernel does not know this query, or the pages cannot be read.

@@ -1,6 +1,8 @@
 //! Sets of descriptors as in epoll: the events that each waits for, and those that may be ready.
 
 use crate::errno::{Errno, Outcome};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Events that are always reported: `POLLERR | POLLHUP`.
@@ -32,6 +34,13 @@ pub(crate) struct Epoll {
     interests: BTreeMap<i32, Interest>,
     /// Descriptors that may have events to report, in the order of the events.
     pub(crate) ready: VecDeque<i32>,
+    alarm: Option<Alarm>,
+}
+
+/// A file of the kernel that is readable while descriptors wait in the list.
+struct Alarm {
+    eventfd: OwnedFd,
+    is_on: bool,
 }
 
 struct Interest {
@@ -48,6 +57,7 @@ impl Epoll {
         {
             interest.queued = true;
             self.ready.push_back(fd);
+            self.update_alarm();
         }
     }
 
@@ -55,6 +65,36 @@ impl Epoll {
     pub(crate) fn forget(&mut self, fd: i32) {
         self.interests.remove(&fd);
         self.ready.retain(|&other| other != fd);
+        self.update_alarm();
+    }
+
+    /// The number of a file that is readable while the set may have events, for waiting together
+    /// with other files of the kernel. It is made at the first call, with a number of at least
+    /// `least`, and closed with the set.
+    pub(crate) fn alarm(&mut self, least: i32) -> Outcome<i32> {
+        if let Some(alarm) = &self.alarm {
+            return Ok(alarm.eventfd.as_raw_fd());
+        }
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let eventfd = rustix::io::fcntl_dupfd_cloexec(eventfd, least)?;
+        let number = eventfd.as_raw_fd();
+        self.alarm = Some(Alarm { eventfd, is_on: false });
+        self.update_alarm();
+        Ok(number)
+    }
+
+    /// Switches the alarm on or off after a change of the list.
+    pub(crate) fn update_alarm(&mut self) {
+        let Some(alarm) = &mut self.alarm else { return };
+        let is_on = !self.ready.is_empty();
+        if std::mem::replace(&mut alarm.is_on, is_on) == is_on {
+            return;
+        }
+        // Neither can fail: the counter is 0 for the write and 1 for the read.
+        let _ = match is_on {
+            true => rustix::io::write(&alarm.eventfd, &1_u64.to_ne_bytes()),
+            false => rustix::io::read(&alarm.eventfd, &mut [0; 8]),
+        };
     }
 
     /// Adds a descriptor, changes its events, or removes it.

@@ -20,11 +20,12 @@ pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
 pub(crate) use engines::{Engine, EnginesAction, EnginesArguments};
 pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
+pub(crate) use native::NativeArguments;
 pub(crate) use publish::PublishArguments;
+pub(crate) use stats::StatsArguments;
 pub(crate) use top::TopArguments;
 pub(crate) use uplinks::{PortUplink, UplinkArguments};
-pub(crate) use workers::Workers;
-use workers::parse_workers;
+pub(crate) use workers::{NetworkWorkers, Workers, parse_workers};
 
 mod attach;
 mod capture;
@@ -32,7 +33,9 @@ mod doctor;
 mod engines;
 mod link;
 mod machine;
+mod native;
 mod publish;
+mod stats;
 mod top;
 mod uplinks;
 mod workers;
@@ -88,6 +91,9 @@ pub(crate) struct RunArguments {
     /// privileged users.
     #[arg(long)]
     pub(crate) map_root: bool,
+
+    #[command(flatten)]
+    pub(crate) native: NativeArguments,
 
     #[command(flatten)]
     pub(crate) network: NetworkArguments,
@@ -216,6 +222,9 @@ pub(crate) struct UpArguments {
           help_heading = "Network")]
     pub(crate) busy_poll: Option<Duration>,
 
+    #[command(flatten)]
+    pub(crate) workers: NetworkWorkers,
+
     /// Copy payload out of the machines' memory at the switch, to measure the cost of the copy.
     #[arg(long, help_heading = "Diagnosis")]
     pub(crate) orphan: bool,
@@ -334,8 +343,10 @@ pub(crate) enum AddOrDel {
 /// use; packets with other addresses are dropped as spoofed; an empty list allows all. `router
 /// yes|no`: whether the machine may send router advertisements and DHCP replies. `flood-rate N`:
 /// packets per second that the machine may send as broadcast, as multicast and to unknown
-/// addresses, each; 0 for no limit [default: 10000, 20000 and 20000]. `queue-pairs N`: with `add`
-/// only. `set` leaves other settings unchanged.
+/// addresses, each; 0 for no limit [default: 10000, 20000 and 20000]. `mtu N`: largest IP packet to
+/// the machine, which gets a smaller one than the network's by DHCP. `link up|down`: with the link
+/// down, no packet passes, and a vhost-user port has no connection; QEMU, with `reconnect=1`,
+/// reports that to the machine. `queue-pairs N`: with `add` only. `set` leaves others unchanged.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {
@@ -392,50 +403,6 @@ pub(crate) struct WhichNetwork {
     /// Choose the instance by the path of its control socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-}
-
-/// Show the counters of a running towpath, or list all that run.
-///
-/// Finds only instances of the same user, by their control sockets in $XDG_RUNTIME_DIR/towpath, or
-/// else in /run/user/UID/towpath, or else, for root, in /run/towpath. An instance without such a
-/// directory cannot be found; with -v it says so.
-///
-/// --json writes one object per line for each instance. `pid`, `version`, `command`,
-/// `confinement`: the instance. `bytes_out`, `bytes_in`: payload bytes from and to the program;
-/// `carried`: both. `copied`: payload bytes copied in user memory, by site; `copies_per_byte`:
-/// their sum per byte carried. `lent`: `bytes` in frames that the program has not acknowledged or
-/// the host has not taken yet, `loans` (frames in use), `oldest_us` (age of the oldest), `total`
-/// (bytes lent so far), `copied_after_all` (bytes), `hit_rate` (share that was not copied) and
-/// `recalled` (packets of guests that became copies when their term ended or their ring ran short).
-/// `flows`: open flows by protocol. `joined`: connections of --host-tcp-ports and
-/// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
-/// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
-/// `bytes_out` and `bytes_in` of all of them. `packets`: `from_program`, `to_program`,
-/// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
-/// `dropped`: by reason. `workers`, with several workers: these counters for each,
-/// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in
-/// the address table of the switch), and `ports`: for each, packets, bytes and drops. Later
-/// versions may add names.
-#[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
-pub(crate) struct StatsArguments {
-    /// The PID of a towpath [default: list all]
-    #[arg(value_name = "PID", value_parser = parse_pid, conflicts_with = "socket")]
-    pub(crate) pid: Option<i32>,
-
-    /// Show the towpath with this control socket.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) socket: Option<PathBuf>,
-
-    /// Show rates in intervals of SECONDS, or of one second, until the instance ends or SIGINT
-    /// arrives. With --json, one object per line for each interval: rates per second.
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
-          default_missing_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
-    pub(crate) watch: Option<u32>,
-
-    /// Write JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Options of `run` and `attach`.

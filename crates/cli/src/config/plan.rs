@@ -23,7 +23,7 @@ use towpath_io::endpoint::{self, Connection};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 
-use crate::config::args::UpArguments;
+use crate::config::args::{UpArguments, Workers};
 use crate::config::machine::{self, Machine};
 use crate::config::netfile::{NetFile, Pool, PortDefaults};
 use crate::config::{link, settings};
@@ -181,6 +181,12 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     gateway.dns.extend(&file.resolvers);
     gateway.map_host_loopback.extend(&file.map_host_loopback);
     let mut config = settings::describe(gateway);
+    let of_file = file.workers.map(Workers::Most);
+    config.workers = match arguments.workers.count.or(of_file) {
+        Some(Workers::Auto) => config.workers_for_this_machine(),
+        Some(Workers::Most(workers)) => workers,
+        None => 1,
+    };
     config.multicast.extend(&file.multicast);
     if let Some(v4) = &mut config.ipv4 {
         v4.gateway = file.ipv4.gateway.unwrap_or(v4.gateway);
@@ -273,8 +279,8 @@ impl Plan {
         for (at, operation) in &self.operations {
             let wrong = |error: &dyn Display| anyhow!("{at}: {error}");
             match operation {
-                Operation::Add { name, settings, .. } => {
-                    check_port(name, settings).map_err(|error| wrong(&error))?;
+                Operation::Add { name, attachment, settings } => {
+                    check_port(name, attachment, settings).map_err(|error| wrong(&error))?;
                     if is_full(&names) {
                         return Err(wrong(&PortError::TooMany));
                     }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
 use towpath_gateway::control::operations::{self, VLAN_MAX};
 use towpath_gateway::flows::{FlowPage, FlowQuery};
+use towpath_gateway::native::Link;
 use towpath_gateway::network::{Attachment, DeviceReport, Network, PortReport, TransactionError};
 use towpath_gateway::report::Report;
 use towpath_gateway::services::{Guest, Services};
@@ -68,13 +69,26 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
 
 /// Answers a request to an instance that serves one program; a transaction changes its published
 /// ports.
-pub(crate) fn answer_gateway(serving: &mut impl Serving, request: &Request<'_>) -> Response {
+pub(crate) fn answer_gateway(
+    serving: &mut impl Serving,
+    mut native: Option<&mut Link>,
+    request: &Request<'_>,
+) -> Response {
+    let workers = serving.worker_count();
+    let mut report = || {
+        let native = native.as_deref_mut().map(Link::counters);
+        Report { native, ..serving.report() }
+    };
     match (request.method, request.path) {
-        ("GET", STATS) => Response::json(200, &figures::object(&serving.report())),
-        ("GET", METRICS) => Response::metrics(metrics::text(&serving.report(), None)),
+        ("GET", STATS) => Response::json(200, &figures::object(&report())),
+        ("GET", METRICS) => Response::metrics(metrics::text(&report(), None)),
         ("GET", target) if flows::is_meant(target) => {
-            let workers = serving.worker_count();
-            flows::answer(target, workers, |worker, query| serving.flows(worker, query))
+            // Native flows are listed as those of one more worker.
+            let lists = workers + usize::from(native.is_some());
+            flows::answer(target, lists, |worker, query| match &mut native {
+                Some(native) if worker == workers => native.flows(query),
+                _ => serving.flows(worker, query),
+            })
         }
         ("GET", PUBLISHED) => {
             Response::json(200, &published::list(serving.published().into_iter()))
@@ -153,6 +167,7 @@ fn port(report: &PortReport) -> Value {
         "name": report.name,
         "attachment": kind,
         "at": at,
+        "worker": report.worker,
         "connected": report.is_connected,
         "failure": report.failure,
         "waiting": report.waiting,
@@ -160,6 +175,8 @@ fn port(report: &PortReport) -> Value {
         "isolated": settings.role == Role::Isolated,
         "router": settings.is_router,
         "flood-rate": flood_rate(&settings.storm),
+        "mtu": report.caps.mtu,
+        "link": if settings.is_up { "up" } else { "down" },
         "macs": settings.guard.macs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "addresses": settings.guard.addresses.iter().map(allowed).collect::<Vec<_>>(),
     });
@@ -220,6 +237,7 @@ fn figures(worker: &Worker<Network>) -> Value {
     let mut object = figures::object(&worker.report());
     let with_device = |port: &PortReport| {
         let mut object = counters(&port.counters);
+        object["worker"] = port.worker.into();
         object["dropped"]["device"] = port.device.dropped().into();
         if let Some((packets, recalled)) = port.device.lent() {
             object["lent"] = json!({ "packets": packets, "recalled": recalled });

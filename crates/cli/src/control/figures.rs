@@ -60,6 +60,16 @@ pub(crate) fn object(report: &Report) -> Value {
         },
         "dropped": named(&mut report.losses()),
     });
+    if let Some(native) = &report.native {
+        object["native"] = json!({
+            "flows": native.open,
+            "begun": native.begun,
+            "refused": native.refused,
+            "bytes_out": native.bytes_out,
+            "bytes_in": native.bytes_in,
+            "interface": named(&mut native.interface()),
+        });
+    }
     if !report.workers.is_empty() {
         object["workers"] = workers(&report.workers);
     }

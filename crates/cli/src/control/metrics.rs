@@ -4,6 +4,7 @@
 
 use std::fmt::{Display, Write as _};
 
+use towpath_gateway::native::NativeCounters;
 use towpath_gateway::network::{Attachment, NetworkReport};
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
@@ -54,6 +55,9 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let mut bytes = Family::counter(&mut out, "towpath_joined_bytes", help);
     bytes.add("direction=\"out\"", report.gateway.joined_bytes_out);
     bytes.add("direction=\"in\"", report.gateway.joined_bytes_in);
+    if let Some(counters) = &report.native {
+        native(&mut out, counters);
+    }
     let mut copied = Family::counter(
         &mut out,
         "towpath_copied_bytes",
@@ -85,6 +89,24 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     }
     out.push_str("# EOF\n");
     out
+}
+
+fn native(out: &mut String, counters: &NativeCounters) {
+    let help = "Open connections over native sockets.";
+    Family::gauge(out, "towpath_native_flows", help).add("", counters.open);
+    let help = "Connections for native sockets, by result.";
+    let mut connections = Family::counter(out, "towpath_native_connections", help);
+    connections.add("result=\"refused\"", counters.refused);
+    connections.add("result=\"taken\"", counters.begun);
+    let help = "Connections that took the interface instead of a native socket, by reason.";
+    let mut kept = Family::counter(out, "towpath_native_interface", help);
+    for (reason, count) in counters.interface() {
+        kept.add(&format!("reason=\"{reason}\""), count);
+    }
+    let help = "Payload bytes of native sockets, which no other metric counts.";
+    let mut bytes = Family::counter(out, "towpath_native_bytes", help);
+    bytes.add("direction=\"out\"", counters.bytes_out);
+    bytes.add("direction=\"in\"", counters.bytes_in);
 }
 
 fn workers(out: &mut String, shares: &[WorkerShare]) {

@@ -270,6 +270,7 @@ fn absolute(path: &Path) -> anyhow::Result<String> {
 fn port_line(pid: i32, port: &Value) -> String {
     let state = match (&port["failure"], port["connected"].as_bool()) {
         (Value::String(_), _) => plain(&port["failure"]),
+        _ if port["link"] == "down" => "link down".to_owned(),
         (_, Some(true)) => "connected".to_owned(),
         _ => "disconnected".to_owned(),
     };
@@ -279,9 +280,11 @@ fn port_line(pid: i32, port: &Value) -> String {
     };
     let reach = if port["isolated"] == true { "isolated" } else { "open" };
     let [name, kind, at] = ["name", "attachment", "at"].map(|key| plain(&port[key]));
+    let worker = plain(&port["worker"]);
     let [waiting, len] = ["waiting", "queue-len"].map(|key| plain(&port[key]));
     format!(
-        "{pid:>8} {name:<15} {state:<12} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} {kind} {at}"
+        "{pid:>8} {name:<15} {state:<12} {waiting:>5}/{len:<5} {vlans:<10} {reach:<8} \
+         worker {worker} {kind} {at}"
     )
 }
 

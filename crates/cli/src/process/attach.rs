@@ -65,7 +65,8 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     let child = match namespace::fork()? {
         Forked::Child => {
             drop((ours, ready, surroundings, life));
-            let child = Child { config: &config, messages, channel: theirs, host };
+            let native = false;
+            let child = Child { config: &config, messages, channel: theirs, host, native };
             end_child(child.attach(&namespace, user.as_ref()));
         }
         Forked::Parent(child) => ChildGuard::new(child),

@@ -25,6 +25,7 @@ use towpath_io::namespace::scratch::ScratchNetwork;
 use towpath_io::namespace::signals::Signals;
 use towpath_io::namespace::sockets;
 use towpath_io::namespace::{self, Configured, Isolation, die_with_parent, relax_network_limits};
+use towpath_io::native::{calls, socket};
 use towpath_io::process_sys::{Forked, Inherited};
 use towpath_io::socket::{TcpListener, UdpSocket};
 use towpath_io::tap::{self, Features, Reason, SelfTest, Tap};
@@ -46,6 +47,8 @@ pub(crate) struct Child<'a> {
     pub(crate) channel: Channel,
     /// The host's table of sockets, if its ports are mirrored inside.
     pub(crate) host: Option<HostTables>,
+    /// The program gets native sockets.
+    pub(crate) native: bool,
 }
 
 impl Child<'_> {
@@ -67,6 +70,7 @@ impl Child<'_> {
             self.messages.detail(LIMITS_STAY);
         }
         self.listen()?;
+        self.report_calls()?;
         let command = prepare(command);
         let name = command.get_program().to_owned();
         self.channel.send(&tap)?;
@@ -127,6 +131,20 @@ impl Child<'_> {
             std::process::exit(done.is_err().into());
         }
         Ok(())
+    }
+
+    /// If the program gets native sockets, makes the kernel report the calls of this process and of
+    /// all that it starts from now on, and passes the listener to the parent.
+    fn report_calls(&self) -> anyhow::Result<()> {
+        if !self.native {
+            return Ok(());
+        }
+        let [v4, v6] = socket::samples().context("option --native: cannot open a socket")?;
+        let listener = calls::report_calls().context(
+            "option --native: this needs Linux 6.7 with Landlock, and no filter that reports calls \
+             already; leave the option out",
+        )?;
+        Ok(self.channel.send(&Message::Native([listener, v4, v6]))?)
     }
 
     /// If ports are followed, starts the process that watches them, and passes its channel to the

@@ -86,7 +86,7 @@ pub(crate) fn host_tables(config: &Config) -> anyhow::Result<Option<HostTables>>
 /// Waits for what the child makes; returns `None` if the child gave up.
 pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildResources>> {
     let (mut listeners, mut datagrams) = (Vec::new(), Vec::new());
-    let (mut opener, mut watcher, mut mirror) = (None, None, None);
+    let (mut opener, mut watcher, mut mirror, mut native) = (None, None, None, None);
     loop {
         match channel.receive() {
             Ok(Message::Listener(host_port, socket)) => {
@@ -98,6 +98,7 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildRe
             Ok(Message::Opener(channel)) => opener = Some(channel.into()),
             Ok(Message::Watcher(channel)) => watcher = Some(channel.into()),
             Ok(Message::Mirror(channel)) => mirror = Some(channel.into()),
+            Ok(Message::Native(files)) => native = Some(files),
             Ok(Message::Ready(features, tap)) => {
                 let features = features_from_bits(features);
                 return Ok(Some(ChildResources {
@@ -108,6 +109,7 @@ pub(crate) fn receive_inside(channel: &Channel) -> anyhow::Result<Option<ChildRe
                     opener,
                     watcher,
                     mirror,
+                    native,
                 }));
             }
             Err(ChannelError::Closed) => return Ok(None),

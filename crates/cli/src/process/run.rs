@@ -7,7 +7,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::Context;
+use towpath_gateway::config::Config;
 use towpath_gateway::flows::allow_ports;
+use towpath_gateway::native::{self, Link};
 use towpath_io::confine::Mode;
 use towpath_io::confine::broker::Duties;
 use towpath_io::namespace::channel::{Channel, ChannelError, Message};
@@ -39,12 +41,14 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let foreground = Foreground::note();
     let signals = Signals::block()?;
     let isolation = Isolation::detect(arguments.map_root)?;
+    let isolation = if arguments.native.native { isolation.in_user_namespace() } else { isolation };
     let host = host_tables(&config)?;
     let (ours, theirs) = Channel::pair()?;
     let init = match isolation.fork()? {
         Forked::Child => {
             drop((ours, ready, foreground));
-            let child = Child { config: &config, messages, channel: theirs, host };
+            let native = arguments.native.native;
+            let child = Child { config: &config, messages, channel: theirs, host, native };
             end_child(child.run(&isolation, signals, &arguments.command, inherited));
         }
         Forked::Parent(child) => ChildGuard::new(child),
@@ -60,12 +64,14 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     };
     let child = Some(init.as_fd());
     let confinement = Confinement::begin(&network.gateway, messages, duties, child)?;
-    let Some(inside) = receive_inside(&ours)? else { return Err(give_up(init)) };
+    let Some(mut inside) = receive_inside(&ours)? else { return Err(give_up(init)) };
+    let native = inside.native.take().map(|files| begin_native(&config, &files)).transpose()?;
     let control = serve::announce(control, messages);
     let host = Follower::open(&config, &network.link, messages);
     confinement.isolate()?;
     let mut gateway = start(&config, inside, control, ready, messages)?;
     gateway.follow_address(host);
+    gateway.serve_native(native);
     ours.send(&Message::Go)?;
     let program = match ours.receive() {
         Ok(Message::Started(program)) => program,
@@ -91,6 +97,12 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
         messages.error(gateway.report());
     }
     Ok(received.unwrap_or_else(|| ended.into()))
+}
+
+/// Starts the process that answers the program's calls about sockets.
+fn begin_native(config: &Config, files: &[OwnedFd; 3]) -> anyhow::Result<Link> {
+    let begun = native::begin(config, files.each_ref().map(AsFd::as_fd));
+    begun.context("option --native: this system offers no native sockets; leave the option out")
 }
 
 /// Serves until the program ends; returns `None` if process 1 ended without reporting the program's

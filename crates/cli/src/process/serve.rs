@@ -15,6 +15,7 @@ use towpath_gateway::flows::{
     FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError,
     allow_many_files,
 };
+use towpath_gateway::native::Link;
 use towpath_gateway::publish::{HostPort, PortChange, Protocol, Publish, PublishId, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
@@ -52,6 +53,8 @@ pub(crate) struct ChildResources {
     pub(crate) watcher: Option<Channel>,
     /// Channel to the process that listens on ports of the host inside, if there is one.
     pub(crate) mirror: Option<Channel>,
+    /// The listener of the program's calls, and samples of its sockets, for native sockets.
+    pub(crate) native: Option<[OwnedFd; 3]>,
 }
 
 /// Serves one TAP device.
@@ -73,6 +76,8 @@ pub(crate) struct Gateway {
     mirrored: HashMap<(Protocol, u16), Vec<Mirrored>>,
     /// Reports changes of the host's own address, if that is mapped.
     host: Option<Follower>,
+    /// The process that gives native sockets to the program, if it has them.
+    native: Option<Link>,
     messages: Messages,
 }
 
@@ -105,7 +110,7 @@ impl Gateway {
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
-        let ChildResources { tap, features, listeners, datagrams, opener, watcher, mirror } =
+        let ChildResources { tap, features, listeners, datagrams, opener, watcher, mirror, .. } =
             inside;
         let tap = Tap::from_fd(tap, features, config.mtu);
         let mut workers = match config.workers {
@@ -139,6 +144,7 @@ impl Gateway {
             mirror,
             mirrored,
             host: None,
+            native: None,
             messages,
         })
     }
@@ -153,6 +159,11 @@ impl Gateway {
         self.host = host;
     }
 
+    /// Shows what the process of native sockets counts.
+    pub(crate) fn serve_native(&mut self, native: Option<Link>) {
+        self.native = native;
+    }
+
     /// Lets other threads begin to serve.
     pub(crate) fn begin(&self) {
         if let Threads::Several(workers) = &self.workers {
@@ -164,12 +175,13 @@ impl Gateway {
     /// counters meanwhile.
     pub(crate) fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
         loop {
-            let own: [(_, fn(&mut Self)); 6] = [
+            let own: [(_, fn(&mut Self)); 7] = [
                 (self.control.as_ref().map(AsFd::as_fd), Self::answer),
                 (self.watcher.as_ref().map(AsFd::as_fd), Self::follow),
                 (self.mirror.as_ref().map(AsFd::as_fd), Self::mirror),
                 (self.ports.as_ref().map(AsFd::as_fd), Self::answer_ports),
                 (self.host.as_ref().map(AsFd::as_fd), Self::follow_host),
+                (self.native.as_ref().map(AsFd::as_fd), Self::check_native),
                 (self.capture.as_ref().map(|capture| capture.ended.as_fd()), Self::report_capture),
             ];
             let open = own.iter().filter_map(|(file, act)| Some(((*file)?, *act)));
@@ -239,6 +251,16 @@ impl Gateway {
                 self.messages.notice(follow::lost(&error));
                 self.host = None;
             }
+        }
+    }
+
+    /// The process of native sockets says something unasked, or has ended.
+    fn check_native(&mut self) {
+        if self.native.take_if(|native| !native.is_served()).is_some() {
+            self.messages.error(
+                "the process that --native needs has ended: CMD cannot connect or listen any more; \
+                 start it again",
+            );
         }
     }
 
@@ -323,8 +345,9 @@ impl Gateway {
     /// Answers requests for counters.
     fn answer(&mut self) {
         let Some(control) = &mut self.control else { return };
-        let workers = &mut self.workers;
-        let answered = control.serve(|asked| Some(api::answer_gateway(workers, &asked.request)));
+        let (workers, native) = (&mut self.workers, &mut self.native);
+        let answered = control
+            .serve(|asked| Some(api::answer_gateway(workers, native.as_mut(), &asked.request)));
         if let Err(error) = answered {
             self.messages.notice(format_args!("the control socket failed and is closed: {error}"));
             self.control = None;
@@ -375,9 +398,10 @@ impl Gateway {
         self.finish_capture(descriptors)
     }
 
-    /// Returns the counters so far.
-    pub(crate) fn report(&self) -> Report {
-        self.workers.report()
+    /// Returns the counters, after the program has ended.
+    pub(crate) fn report(&mut self) -> Report {
+        let native = self.native.as_mut().map(Link::last_counters);
+        Report { native, ..self.workers.report() }
     }
 }
 

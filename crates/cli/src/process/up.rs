@@ -84,6 +84,8 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     report_ready(ready)?;
     notifier.ready()?;
     confinement.seal(Mode::Network);
+    // They inherit the confinement of this thread.
+    worker.begin().context("cannot start the workers of the network")?;
     let end = departure.as_ref().map(AsFd::as_fd);
     serve(&mut worker, &mut captures, (&signals, end), control, &messages)?;
     worker.with_inside(Network::shut_down);
@@ -175,6 +177,7 @@ fn duties(plan: &Plan, control: Vec<(PathBuf, u64)>) -> Duties {
 fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     let made = Network::new(plan.network);
     let mut network = made.context("cannot create the network")?;
+    network.set_workers(&plan.config).context("cannot create the workers of the network")?;
     network
         .on_news(Box::new(move |port, events| messages.detail(format_args!("{port}: {events}"))));
     let mut worker = Worker::serving(&plan.config, network, Arc::default())?;

@@ -14,7 +14,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::control;
-use super::pasta::{Bench, at, talk, within};
+use super::pasta::{Bench, at, listen, talk, within};
 use super::stats::assert_fails;
 use super::support::*;
 
@@ -95,7 +95,7 @@ pub(super) fn on_host(bench: &Bench, program: &str) -> Command {
 
 /// A datagram from a client on the host reaches the server inside, and its answer the client.
 fn ask(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) {
-    let server = within(server, || UdpSocket::bind(at).unwrap());
+    let server = within(server, || once_free(|| UdpSocket::bind(at)));
     let client = within(client, || UdpSocket::bind("0.0.0.0:0").unwrap());
     server.set_nonblocking(true).unwrap();
     client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -136,7 +136,7 @@ fn ports_come_and_go_while_attach_serves() {
         talk(inside, at("0.0.0.0:7000"), host, at("127.0.0.1:7000"));
         ask(inside, at("0.0.0.0:90"), host, at("127.0.0.1:9000"));
 
-        let listener = within(inside, || TcpListener::bind("0.0.0.0:94").unwrap());
+        let listener = listen(inside, at("0.0.0.0:94"));
         let mut client = within(host, || TcpStream::connect("127.0.0.1:9004").unwrap());
         let (mut server, _) = listener.accept().unwrap();
         attached.done("del", &["-t", "9000-9009:90-99", "-u", "9000"]);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, connect, getsockname, socket};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::pasta::{Bench, at, is_gone, talk, within};
+use super::pasta::{Bench, at, is_gone, listen, talk, within};
 use super::stats::Folder;
 use super::support::*;
 
@@ -88,7 +88,7 @@ fn the_hosts_address_is_followed() {
         wait_for_mapping(host, inside, "169.254.1.2", "198.51.100.1");
         change(host, "ip address del 198.51.100.1/24 dev w0; ip address flush dev d0");
         let to = at("169.254.1.2:9000");
-        let listener = within(host, || TcpListener::bind("0.0.0.0:9000").unwrap());
+        let listener = listen(host, at("0.0.0.0:9000"));
         wait_for("the refusal", || within(inside, || TcpStream::connect(to)).is_err());
         drop(listener);
         // More changes at once than the kernel keeps end with the last one.
@@ -105,7 +105,7 @@ fn the_hosts_address_is_followed() {
             socket.local_addr().unwrap().ip()
         });
         assert_eq!(host_address, IpAddr::from([203, 0, 113, 1]));
-        let listener = within(host, || TcpListener::bind("0.0.0.0:9000").unwrap());
+        let listener = listen(host, at("0.0.0.0:9000"));
         wait_for("an address again", || within(inside, || TcpStream::connect(to)).is_ok());
         drop(listener);
         assert_eq!(bench.shown(), shown, "addresses inside stay");
@@ -287,7 +287,7 @@ fn several_addresses_are_copied() {
     for (from, to, server) in cases {
         let socket_at = |text: &str, port| SocketAddr::new(text.parse().unwrap(), port);
         let (from, to, server) = (socket_at(from, 0), socket_at(to, 9000), socket_at(server, 9000));
-        let listener = within(host, || TcpListener::bind(server).unwrap());
+        let listener = listen(host, server);
         let family = if from.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         within(inside, || {
             let client = socket(family, SocketType::STREAM, None).unwrap();
@@ -296,7 +296,7 @@ fn several_addresses_are_copied() {
             getsockname(&client).unwrap();
         });
         listener.accept().unwrap();
-        let answering = within(host, || UdpSocket::bind(server).unwrap());
+        let answering = within(host, || once_free(|| UdpSocket::bind(server)));
         let asking = within(inside, || UdpSocket::bind(from).unwrap());
         for socket in [&answering, &asking] {
             socket.set_read_timeout(Some(PATIENCE)).unwrap();

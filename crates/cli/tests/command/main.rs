@@ -23,6 +23,7 @@ mod guest6;
 mod isolation;
 mod joined_udp;
 mod limits;
+mod link;
 mod manual;
 mod mirrored;
 mod multicast;
@@ -202,6 +203,8 @@ fn wrong_values_end_with_2_and_name_the_right_ones() {
         (&["publish", "add", "a"], "no ports are given; expected tcp or udp"),
         (&["up", "--vhost-user", "a"], "expected NAME=PATH, for example vm1=/run/vm1.sock"),
         (&["up", "--queue-len", "0"], "expected a number of packets from 1 to 1048576"),
+        (&["up", "--workers", "9"], "expected 1 to 8, or 'auto'"),
+        (&["up", "--workers", "0"], "expected 1 to 8, or 'auto'"),
         (&["up", "--lease-time", "1w"], "expected seconds, or a time such as 90s"),
         (&["up", "/no/such.toml"], "cannot read /no/such.toml"),
     ]);

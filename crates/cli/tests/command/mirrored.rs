@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
 
 use super::changed_ports::on_host;
-use super::pasta::{Bench, within};
+use super::pasta::{Bench, at, listen, within};
 use super::slirp4netns::ask;
 use super::support::*;
 
@@ -117,14 +117,14 @@ fn both_directions_do_not_meet() {
     let is_published = || within(host, || TcpStream::connect("127.0.0.1:7000").is_ok());
     let _other = serve(host, "127.0.0.1:7001", "other");
     for _ in 0..2 {
-        let program = within(inside, || TcpListener::bind("0.0.0.0:7000").unwrap());
+        let program = listen(inside, at("0.0.0.0:7000"));
         wait_for("the program's port", is_published);
         wait_for("the host's port", || {
             greeting(inside, 7001, "127.0.0.1").as_deref() == Some("other")
         });
+        // Nothing of towpath may hold the port inside, or the next program cannot listen.
         drop(program);
-        // At once: nothing of towpath may hold the port inside.
     }
     wait_for("the port to go", || !is_published());
-    assert!(within(inside, || TcpListener::bind("127.0.0.1:7000").is_ok()));
+    listen(inside, at("127.0.0.1:7000"));
 }

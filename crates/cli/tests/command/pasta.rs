@@ -126,10 +126,15 @@ pub(super) fn within<R: Send>(process: &Guard, act: impl FnOnce() -> R + Send) -
     })
 }
 
+/// Listens in the network namespace of a process.
+pub(super) fn listen(process: &Guard, at: SocketAddr) -> TcpListener {
+    within(process, || once_free(|| TcpListener::bind(at)))
+}
+
 /// A listener in one namespace answers a client in another; returns the client's address as the
 /// listener sees it.
 pub(super) fn talk(server: &Guard, at: SocketAddr, client: &Guard, to: SocketAddr) -> IpAddr {
-    let listener = within(server, || TcpListener::bind(at).unwrap());
+    let listener = listen(server, at);
     let mut asking = within(client, || TcpStream::connect_timeout(&to, PATIENCE).unwrap());
     let (mut answering, peer) = listener.accept().unwrap();
     asking.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -427,7 +432,7 @@ fn ports_of_programs_are_followed() {
     let connect = || within(host, || TcpStream::connect("127.0.0.1:7000"));
     assert!(connect().is_err());
     for address in ["127.0.0.1:7000", "0.0.0.0:7000"] {
-        let listener = within(inside, || TcpListener::bind(address).unwrap());
+        let listener = listen(inside, at(address));
         wait_for("the port on the host", || connect().is_ok());
         let (_, peer) = listener.accept().unwrap();
         assert!(peer.ip().is_loopback(), "{peer}");

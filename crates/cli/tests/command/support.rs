@@ -1,7 +1,7 @@
 //! Shared code of the command's tests: bounded waiting, and inspection of processes from outside.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -118,6 +118,21 @@ pub(super) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
         thread::sleep(STEP);
         waited += STEP;
     }
+}
+
+/// Repeats `bind` until the port is free. A program that another test is starting keeps a copy of
+/// each descriptor of this process until its exec(2): also of a socket on the same port that was
+/// closed a moment ago.
+pub(super) fn once_free<T>(mut bind: impl FnMut() -> io::Result<T>) -> T {
+    let mut bound = None;
+    wait_for("a free port", || match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,
+        result => {
+            bound = Some(result.unwrap());
+            true
+        }
+    });
+    bound.unwrap()
 }
 
 /// Returns the numbers of all processes.

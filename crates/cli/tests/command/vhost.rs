@@ -31,7 +31,8 @@ impl Network {
         Self::start_as(folder, &["--no-gateway"], ports)
     }
 
-    fn start_as(folder: Folder, options: &[&str], ports: &[(&str, &str)]) -> Self {
+    /// Starts a network as [`start_in`](Self::start_in) does, with further options.
+    pub(super) fn start_as(folder: Folder, options: &[&str], ports: &[(&str, &str)]) -> Self {
         let mut command = towpath(["up", "-v", "--stats"]);
         command.args(options);
         for (option, port) in ports {

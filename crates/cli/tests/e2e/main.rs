@@ -13,6 +13,7 @@ mod join_published;
 mod joined;
 mod life;
 mod many;
+mod native;
 mod options;
 mod ping;
 mod programs;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     let tests: Vec<Test> = [
         transfer::tests(),
         many::tests(),
+        native::tests(),
         ending::tests(),
         isolation::tests(),
         iperf::tests(),

@@ -2,6 +2,7 @@
 //! kernels there are the guests.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -71,7 +72,8 @@ impl Guest {
 /// Goal: namespaces that get the TAP devices of a network reach each other and, through the
 /// gateway, the host. One that ends takes only its own port with it.
 /// Method: addresses set by hand and by router advertisement; ping, echoed transfers in each
-/// direction, a download from the host's loopback, all with IPv4 and IPv6; the end of a namespace.
+/// direction, a download from the host's loopback, all with IPv4 and IPv6; a link that goes down
+/// and up; the end of a namespace.
 fn namespaces(host: &mut Host) {
     let sockets = host.file("");
     let mut up = Command::new(TOWPATH);
@@ -93,6 +95,8 @@ fn namespaces(host: &mut Host) {
             fetch(from, family);
         }
     }
+    link(&blue, &sockets);
+    exchange(&red, &blue, Family::V4);
     for server in servers {
         server.signal(Signal::KILL);
         server.finish();
@@ -108,6 +112,21 @@ fn namespaces(host: &mut Host) {
     fetch(&blue, Family::V4);
     towpath.signal(Signal::INT);
     towpath.finish().success();
+}
+
+/// The device of a port whose link is down has no carrier.
+fn link(guest: &Guest, sockets: &Path) {
+    for state in ["down", "up"] {
+        let mut set = Command::new(TOWPATH);
+        set.args(["port", "set", guest.device, "link", state]).env("XDG_RUNTIME_DIR", sockets);
+        Process::start(set).finish().success();
+        guest.namespace.run(|| {
+            retry("the carrier to change", || {
+                let shown = run("ip", ["link", "show", "dev", guest.device]);
+                (shown.contains("NO-CARRIER") == (state == "down")).then_some(())
+            })
+        });
+    }
 }
 
 fn exchange(from: &Guest, to: &Guest, family: Family) {

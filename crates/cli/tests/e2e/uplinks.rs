@@ -27,6 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("uplinks_come_and_go", &[], come_and_go).needs_root(),
         Test::new("uplinks_leave_nothing", &[], leave_nothing).needs_root(),
         Test::new("uplinks_explain", &[], explain).needs_root(),
+        Test::new("network_of_two_workers", &["nsenter"], of_two_workers).needs_root(),
     ]
 }
 
@@ -237,6 +238,43 @@ fn transfers(host: &mut Host, near: &'static str, far: &'static str) {
     }
     network.end();
     remove(&["up0", "up1"]);
+}
+
+/// Goal: machines at ports of one worker and of two reach each other and the gateway, every byte
+/// arrives intact, and the network ends while data is under way.
+fn of_two_workers(host: &mut Host) {
+    let ports = ["--workers", "2", "--tap=tap20", "--tap=tap21", "--tap=tap22"];
+    let network = Network::start(host, &ports);
+    let [a, b, c] = [20, 21, 22].map(|number| Machine::with(&format!("tap{number}"), number));
+    let workers = ["tap20", "tap21", "tap22"].map(|name| network.port(name)["worker"].clone());
+    assert_eq!(workers, [1, 0, 1], "the gateway counts as a port of the first");
+    assert!(network.run(&["ls"]).contains(" worker 1 tap tap20"));
+    for family in Family::BOTH {
+        for (from, to) in [(&a, &b), (&b, &a), (&a, &c)] {
+            exchange(from, to, family);
+        }
+    }
+    for machine in [&a, &b, &c] {
+        machine.ping("10.0.2.2");
+        machine.ping("fd74:6f77:7061:7468::2");
+    }
+    for name in ["tap20", "tap21", "tap22"] {
+        let counters = network.port(name);
+        let count = |key: &str| counters[key].as_u64().expect("a number");
+        assert!(count("bytes_in") > 2 * TRANSFER && count("bytes_out") > 2 * TRANSFER);
+    }
+    network.run(&["port", "del", "tap22"]);
+    let mut server = b.start("echo-server", &[&PORT.to_string()]);
+    server.wait_for_text("listening");
+    let address = SocketAddr::new(b.address(Family::V4), PORT).to_string();
+    let sending = a.start("half-close", &[&address, &(TRANSFER << 10).to_string()]);
+    let before = network.port("tap20")["bytes_in"].as_u64();
+    retry("data", || (network.port("tap20")["bytes_in"].as_u64() > before).then_some(()));
+    network.end();
+    for process in [server, sending] {
+        process.signal(Signal::KILL);
+        process.finish();
+    }
 }
 
 /// Goal: VLAN tags cross both kinds of uplink in both directions, although the kernel takes them

@@ -6,6 +6,7 @@
 
 mod crash;
 mod iperf;
+mod link;
 mod machine;
 mod migration;
 mod network;
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let networks: [(&str, Test); 10] = [
+    let networks: [(&str, Test); 11] = [
         ("network_vhost_user", network::two_by_vhost_user),
         ("network_stream", network::by_stream_and_vhost_user),
         ("network_queues", network::several_queues),
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         ("network_ports", crash::of_other_ports),
         ("network_migrated", migration::of_a_guest),
         ("network_passt", passt::of_each_kind),
+        ("network_link", link::down_and_up),
     ];
     let networks = networks.map(|(name, test)| {
         let trial = Trial::test(name, move || {

@@ -16,7 +16,8 @@
 //! Settings are `"queue-len": N`, `"isolated": BOOL`, `"vlan": N` or `"trunk": LIST` with or
 //! without `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]` (what the station may use;
 //! none: any), `"router": BOOL`, `"flood-rate": N` (packets per second of each kind that it may
-//! send to more than one station; 0: no limit), and for a new port `"queue-pairs": N`.
+//! send to more than one station; 0: no limit), `"mtu": N` (largest IP packet to the station),
+//! `"link": "up"` or `"down"`, and for a new port `"queue-pairs": N`.
 //!
 //! Limit: [`OPERATIONS_MAX`].
 
@@ -30,6 +31,7 @@ use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
 use super::fields::{Fields, Wrong};
+use crate::config::{MTU_MAX, MTU_MIN};
 use crate::network::{Attachment, Change, Operation, PortSettings, QUEUE_LEN_MAX};
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
@@ -253,8 +255,19 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
         vlans,
         is_router: fields.yes_or_no("router")?,
         storm: fields.number("flood-rate", 0, u64::from(u32::MAX))?.map(flood_rate),
+        mtu: fields.number("mtu", MTU_MIN.into(), MTU_MAX.into())?.map(|mtu| mtu as u16),
+        is_up: fields.parsed_by("link", link)?,
         role: isolated.map(|yes| if yes { Role::Isolated } else { Role::Station }),
     })
+}
+
+/// Parses the state of a link; true if it is up.
+fn link(text: &str) -> Result<bool, String> {
+    match text {
+        "up" => Ok(true),
+        "down" => Ok(false),
+        _ => Err("expected up or down".to_owned()),
+    }
 }
 
 /// Returns the same limit for all kinds of packets that go to more than one station; 0 means no
@@ -371,6 +384,8 @@ mod tests {
             (json!({ "set": "a", "queue-lne": 2 }), "did you mean 'queue-len'?"),
             (json!({ "set": "a", "addresses": "10.0.2.9/33" }), "expected an IP address"),
             (json!({ "set": "a", "macs": ["2"] }), "'macs': '2'"),
+            (json!({ "set": "a", "mtu": 575 }), "expected a number from 576 to 65520, got 575"),
+            (json!({ "set": "a", "link": "on" }), "'link': 'on': expected up or down"),
             (json!({ "publish": "a" }), "expected tcp or udp"),
             (json!({ "publish": "a", "tcp": "0" }), "'0' is not a port"),
             (json!({ "publish": "a", "tcp": ["80", "80"] }), "given twice"),

@@ -42,10 +42,12 @@ pub enum FlowKind {
     Joined,
     /// UDP past the stack, from loopback to loopback.
     JoinedUdp,
+    /// TCP over a socket of the host that the program has itself; see [`native`](crate::native).
+    Native,
 }
 
 impl FlowKind {
-    /// All kinds, in the order of the tables that a [`Cursor`] passes.
+    /// All kinds that have a table here, in the order in which a [`Cursor`] passes them.
     pub const ALL: [Self; 5] = [Self::Tcp, Self::Udp, Self::Echo, Self::Joined, Self::JoinedUdp];
 
     /// Returns the name in reports.
@@ -56,6 +58,7 @@ impl FlowKind {
             Self::Echo => "echo",
             Self::Joined => "joined",
             Self::JoinedUdp => "joined-udp",
+            Self::Native => "native",
         }
     }
 }
@@ -287,6 +290,7 @@ impl Gateway {
             FlowKind::Echo => self.pings.table_len(),
             FlowKind::Joined => self.joined.table_len(),
             FlowKind::JoinedUdp => self.joined_udp.table_len(),
+            FlowKind::Native => 0,
         }
     }
 
@@ -297,6 +301,7 @@ impl Gateway {
             FlowKind::Echo => self.pings.visited(index),
             FlowKind::Joined => self.joined.visited(index),
             FlowKind::JoinedUdp => self.joined_udp.visited(index),
+            FlowKind::Native => None,
         }
     }
 
@@ -313,6 +318,7 @@ impl Gateway {
             FlowKind::Echo => self.pings.describe(index),
             FlowKind::Joined => self.joined.describe(index),
             FlowKind::JoinedUdp => self.joined_udp.describe(index),
+            FlowKind::Native => None,
         }
     }
 }

@@ -16,9 +16,10 @@
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
 //! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
 //! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
-//! wait; `multicast` has service discovery; `route` maps destinations; `fair` limits the memory of
-//! slow readers; `list` describes flows for people; `moved` takes flows to other workers, and
-//! `spread` connections to published ports. All run on the worker's thread.
+//! wait; `multicast` has service discovery; `route` maps destinations, and `native` those of native
+//! sockets; `fair` limits the memory of slow readers; `list` describes flows for people; `moved`
+//! takes flows to other workers, and `spread` connections to published ports. All run on the
+//! worker's thread, except for `native`.
 
 mod accepted;
 mod changes;
@@ -32,6 +33,7 @@ mod list;
 mod listen;
 mod moved;
 mod multicast;
+mod native;
 mod newcomers;
 mod ping;
 mod queued;
@@ -71,6 +73,7 @@ pub use joined::{JoinId, JoinedListener};
 pub use joined_udp::{JoinedDatagrams, JoinedDatagramsId};
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
 pub use listen::{StartError, allow_many_files, allow_ports};
+pub use native::NativeRoutes;
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;
 pub(crate) use tcp::BYTES_PER_TURN;

@@ -116,7 +116,9 @@ impl Routes {
         Some(SocketAddr::new(address, peer.port()))
     }
 
-    fn is_on_link(&self, address: IpAddr) -> bool {
+    /// Returns true for addresses of the program's own link. Unless it is shared, there is no
+    /// station but the gateway.
+    pub(super) fn is_on_link(&self, address: IpAddr) -> bool {
         match (address, self.program_v4, self.program_v6) {
             (IpAddr::V4(v4), Some(program), _) => {
                 let bits = 32 - u32::from(self.prefix_len_v4);
@@ -128,6 +130,16 @@ impl Routes {
             }
             _ => false,
         }
+    }
+
+    /// Returns true if stations of the program's link are hosts outside.
+    pub(super) fn is_link_shared(&self) -> bool {
+        self.is_link_shared
+    }
+
+    /// Returns the addresses of one family that stand for the host's loopback.
+    pub(super) fn for_loopback(&self, v4: bool) -> impl Iterator<Item = IpAddr> + '_ {
+        self.loopback.iter().copied().filter(move |address| address.is_ipv4() == v4)
     }
 
     /// Returns the gateway's address in this family.
@@ -147,7 +159,7 @@ impl Routes {
 }
 
 /// Returns true for link-local addresses, which name another host on each link.
-fn is_link_local(address: IpAddr) -> bool {
+pub(super) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),

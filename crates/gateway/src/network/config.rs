@@ -124,6 +124,11 @@ pub struct PortSettings {
     pub storm: StormRates,
     /// Queue pairs that a virtual machine is offered.
     pub pairs: u16,
+    /// Largest IP packet to its station; `None`: that of the network. An uplink has none of its
+    /// own.
+    pub mtu: Option<u16>,
+    /// Its link is up.
+    pub is_up: bool,
 }
 
 impl PortSettings {
@@ -147,6 +152,8 @@ impl Default for PortSettings {
             is_router: false,
             storm: StormRates::default(),
             pairs: 1,
+            mtu: None,
+            is_up: true,
         }
     }
 }
@@ -180,6 +187,12 @@ pub enum PortError {
     /// The connection was taken by another port before.
     #[error("another port had this connection; give each port one of its own")]
     Connection,
+    /// The MTU of an uplink was to be set.
+    #[error(
+        "the MTU of an interface of the host cannot be set here; leave out mtu, and set the \
+         interface's own with `ip link set dev IFACE mtu N`"
+    )]
+    UplinkMtu,
     /// A queue cannot have this length.
     #[error("a queue of {0} packets is out of range; expected 1 to {QUEUE_LEN_MAX}")]
     QueueLen(usize),
@@ -296,9 +309,25 @@ pub fn gateway_addresses(config: &Config) -> Vec<IpAddr> {
 ///
 /// # Errors
 /// [`PortError`].
-pub fn check_port(name: &str, settings: &PortSettings) -> Result<(), PortError> {
+pub fn check_port(
+    name: &str,
+    attachment: &Attachment,
+    settings: &PortSettings,
+) -> Result<(), PortError> {
     check_name(name)?;
+    check_mtu(attachment, settings)?;
     check_queue_len(settings.queue_len)
+}
+
+/// Checks that a port with this device may have the MTU of its settings.
+///
+/// # Errors
+/// [`PortError::UplinkMtu`].
+pub(super) fn check_mtu(attachment: &Attachment, settings: &PortSettings) -> Result<(), PortError> {
+    match settings.mtu {
+        Some(_) if attachment.is_uplink() => Err(PortError::UplinkMtu),
+        _ => Ok(()),
+    }
 }
 
 /// Checks the length of a queue.

@@ -6,6 +6,7 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_packet::ring::Doorbell;
 
 use super::Network;
+use super::crew::Crew;
 use super::port::Port;
 
 impl Network {
@@ -17,12 +18,13 @@ impl Network {
     pub fn departure(&mut self) -> io::Result<EventDoorbell> {
         let bell = EventDoorbell::new()?;
         self.departed = Some(bell.clone());
+        self.crew.iter().try_for_each(Crew::tell_departure)?;
         Ok(bell)
     }
 
     /// Rings once when a machine has gone, if that matters.
     pub(super) fn tell_departure(&mut self) {
-        let has_one = || self.ports.iter().flatten().any(Port::has_ended);
+        let has_one = || self.ports.iter().any(Port::has_ended);
         if let Some(bell) = self.departed.take_if(|_| has_one()) {
             bell.ring();
         }

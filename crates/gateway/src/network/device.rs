@@ -41,39 +41,36 @@ impl PortDevice {
         settings: &PortSettings,
         network: &NetworkConfig,
     ) -> Result<Self, PortError> {
+        let mtu = settings.mtu.unwrap_or(network.mtu);
         let offer = Offer {
             features: virtq::FEATURES,
             pairs: settings.pairs,
             memory_slots: message::REGIONS_MAX as u64,
-            mtu: network.mtu,
+            mtu,
             mac: None,
         };
         Ok(match attachment {
             Attachment::VhostUser(path) => Self::switched(VhostUser::listen(path, offer)?),
             Attachment::VhostUserClient(path) => Self::switched(VhostUser::connect(path, offer)?),
-            Attachment::Stream(path) => {
-                Self::Stream(Box::new(StreamPort::listen(path, network.mtu)?))
-            }
+            Attachment::Stream(path) => Self::Stream(Box::new(StreamPort::listen(path, mtu)?)),
             Attachment::VhostUserFd(connection) => {
                 let socket = connection.take().ok_or(PortError::Connection)?;
                 Self::switched(VhostUser::from_socket(socket, offer)?)
             }
             Attachment::StreamFd(connection) => {
                 let socket = connection.take().ok_or(PortError::Connection)?;
-                Self::Stream(Box::new(StreamPort::from_socket(socket, network.mtu)?))
+                Self::Stream(Box::new(StreamPort::from_socket(socket, mtu)?))
             }
             Attachment::Tap(name) => {
                 let mut tap = Tap::create(name)?;
-                tap.set_mtu(network.mtu);
+                tap.set_mtu(mtu);
                 tap.set_offload(Features::WITH_TUNNELS)?;
                 Self::Tap(Box::new(tap))
             }
             Attachment::Packet(interface) => {
-                Self::Uplink(Box::new(Uplink::packet(interface, network.mtu)?))
+                Self::Uplink(Box::new(Uplink::packet(interface, mtu)?))
             }
-            Attachment::Xdp(settings) => {
-                Self::Uplink(Box::new(Uplink::xdp(settings, network.mtu)?))
-            }
+            Attachment::Xdp(settings) => Self::Uplink(Box::new(Uplink::xdp(settings, mtu)?)),
         })
     }
 
@@ -117,6 +114,29 @@ impl PortDevice {
         }
     }
 
+    /// Sets the largest IP packet that it takes from the switch. An uplink has that of its
+    /// interface.
+    pub(super) fn set_mtu(&mut self, mtu: u16) {
+        match self {
+            Self::VhostUser(device) => device.set_mtu(mtu),
+            Self::Stream(device) => device.set_mtu(mtu),
+            Self::Tap(device) => device.set_mtu(mtu),
+            Self::Uplink(_) => {}
+        }
+    }
+
+    /// Sets the link as the other end sees it, where that is possible.
+    ///
+    /// # Errors
+    /// The device cannot do it now; nothing was changed.
+    pub(super) fn set_link(&mut self, is_up: bool) -> Result<(), PortError> {
+        match self {
+            Self::VhostUser(device) => Ok(device.set_link(is_up)?),
+            Self::Tap(device) => Ok(device.set_carrier(is_up)?),
+            Self::Stream(_) | Self::Uplink(_) => Ok(()),
+        }
+    }
+
     /// Returns true if the file reports when a full device takes packets again.
     pub(super) fn reports_room(&self) -> bool {
         !matches!(self, Self::Tap(_) | Self::Uplink(_))
@@ -138,7 +158,7 @@ impl PortDevice {
         let (sessions, has_spoken) = match self {
             Self::VhostUser(device) => {
                 let counters = device.counters();
-                (counters.sessions, counters.requests > 0)
+                (counters.sessions - counters.link_down, counters.requests > 0)
             }
             Self::Stream(device) => (device.sessions().0, device.counters().received.bytes > 0),
             Self::Tap(_) | Self::Uplink(_) => return false,

@@ -9,7 +9,8 @@ use towpath_packet::{Caps, Packet};
 
 use super::GATEWAY_QUEUE_LEN;
 use super::config::PortError;
-use super::port::Port;
+use super::crew::Crew;
+use super::port::{Port, Returned};
 use super::queue::Queue;
 use crate::capture::Mirrors;
 
@@ -23,6 +24,8 @@ pub(super) struct GatewayPort {
     /// Packets dropped because there was no memory for their headers.
     pub(super) no_memory: u64,
     pub(super) mirrors: Mirrors,
+    /// Packets of other workers' ports that found no room.
+    pub(super) returned: Returned,
 }
 
 impl GatewayPort {
@@ -37,7 +40,11 @@ impl GatewayPort {
     }
 
     /// Returns the next packet for the gateway.
-    pub(super) fn take(&mut self, ports: &mut [Option<Port>]) -> Option<Packet> {
+    pub(super) fn take(
+        &mut self,
+        ports: &mut [Option<Port>],
+        crew: Option<&Crew>,
+    ) -> Option<Packet> {
         let Some(packet) = self.queue.pop() else {
             // The queue is empty. Resets the counts, so that no port stays unread if a counted
             // packet was lost.
@@ -45,9 +52,12 @@ impl GatewayPort {
             return None;
         };
         self.mirrors.see(Direction::Outbound, std::iter::once(&packet));
-        let from = packet.ingress().map(usize::from);
-        if let Some(Some(port)) = from.and_then(|from| ports.get_mut(from)) {
-            port.share.taken();
+        if let Some(from) = packet.ingress().map(usize::from) {
+            match (ports.get_mut(from), crew) {
+                (Some(Some(port)), _) => port.share.taken(),
+                (_, Some(crew)) => crew.finish(from, 1),
+                (_, None) => {}
+            }
         }
         Some(packet)
     }
@@ -74,7 +84,7 @@ impl GatewayPort {
         let id = switch.add_port(config)?;
         // No guest can send from the gateway's address.
         switch.add_station(mac, Vid::DEFAULT, id, Instant::START)?;
-        let mirrors = Mirrors::default();
-        Ok(Self { id, queue, no_memory: 0, mirrors })
+        let (mirrors, returned) = (Mirrors::default(), Returned::default());
+        Ok(Self { id, queue, no_memory: 0, mirrors, returned })
     }
 }

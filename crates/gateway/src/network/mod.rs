@@ -3,13 +3,14 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Network`] is the [`Inside`] of a worker, so one thread owns all ports. It reads the ready
-//! ports in turn, one burst at a time, and runs each burst to completion: the switch passes it to
-//! the devices of other ports before the next one is read. Packets that a device does not take at
-//! once wait in a queue of its port; packets that find no room are dropped and counted. The
-//! gateway's queue leads to the worker's stack. All ports share it. So a port with a burst waiting
-//! there is not read until less waits: further packets of its guest wait in the guest, and not in
-//! front of other guests' packets.
+//! A [`Network`] is the [`Inside`] of a worker, so one thread owns all ports, unless
+//! [`Network::set_workers`] distributes them. It reads the ready ports in turn, one burst at a
+//! time, and runs each burst to completion: the switch passes it to the devices of other ports
+//! before the next one is read. Packets that a device does not take at once wait in a queue of its
+//! port; packets that find no room are dropped and counted. The gateway's queue leads to the
+//! worker's stack. All ports share it. So a port with a burst waiting there is not read until less
+//! waits: further packets of its guest wait in the guest, and not in front of other guests'
+//! packets.
 //!
 //! All files are registered in a reactor of the network's own, which the worker watches as one
 //! file. While it pays, the worker polls the rings of guests. A full TAP device is tried again
@@ -26,16 +27,22 @@
 //! and of captures.
 
 mod config;
+mod crew;
 mod departure;
 mod device;
 mod gateway_port;
+mod helper;
 mod lane;
 mod lease_file;
+mod links;
+mod member;
 mod outputs;
 mod port;
+mod ports;
 mod queue;
 mod report;
 mod senders;
+mod several;
 mod share;
 mod transaction;
 
@@ -56,21 +63,23 @@ use std::path::Path;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::pcapng::Direction;
-use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_net::counters::PortDrop;
 use towpath_net::fragment;
 use towpath_net::switch::{self, Switch};
-use towpath_net::time::{Duration, Instant};
+use towpath_net::time::{Duration, Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Site};
 
-use crate::capture::{CAPTURES_MAX, CaptureSettings, Mirrors, Sniffer};
+use crate::capture::{CAPTURES_MAX, CaptureSettings, Sniffer};
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::Inside;
+use crew::Crew;
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
+use member::{Member, switch_config};
 use outputs::Outputs;
-use port::Port;
+use port::{Port, Shape, is_short};
+use ports::{Forwarded, Ports};
 use senders::Senders;
 
 /// Delay until a full device that cannot report room is tried again.
@@ -81,28 +90,24 @@ pub const BURSTS_PER_TURN: usize = 4;
 pub const GATEWAY_QUEUE_LEN: usize = 4096;
 /// Name of the gateway's port in captures, unless another port has this name.
 pub const GATEWAY_NAME: &str = "gateway";
-/// Token of the doorbell that captures ring when their readers are gone; tokens of ports are
-/// smaller.
-const CAPTURE_ENDED: u64 = u64::MAX;
 
 /// A network: a switch with its ports.
 pub struct Network {
     config: NetworkConfig,
     switch: Switch,
-    /// The ports, by their numbers in the switch.
-    ports: Vec<Option<Port>>,
+    /// All ports, by their numbers in the switch.
+    members: Vec<Option<Member>>,
+    /// What moves their packets.
+    ports: Ports,
     gateway: Option<GatewayPort>,
     services: Option<Services>,
     lease_file: Option<LeaseFile>,
-    reactor: Reactor,
-    events: Box<Events>,
-    received: Burst,
-    /// The port to be read first, which changes so that none is always last.
-    first: usize,
     tell: Option<Box<Tell>>,
-    /// Rung by captures that end; made with the first capture.
-    capture_ended: Option<EventDoorbell>,
     departed: Option<EventDoorbell>,
+    /// The other workers, if there are any.
+    crew: Option<Crew>,
+    /// Numbers of removed ports become free once the ring of the first worker is empty.
+    has_numbers_to_release: bool,
 }
 
 /// Called for events at a port, with its name and a description.
@@ -122,27 +127,23 @@ impl Network {
         let gateway = config.gateway.map(|mac| GatewayPort::new(&mut switch, mac, config.mtu));
         Ok(Self {
             switch,
-            ports: Vec::new(),
+            members: Vec::new(),
+            ports: Ports::new()?,
             gateway: gateway.transpose()?,
             services: None,
             lease_file: None,
-            reactor: Reactor::new()?,
-            events: Box::default(),
-            received: Burst::new(),
-            first: 0,
             tell: None,
-            capture_ended: None,
             departed: None,
+            crew: None,
+            has_numbers_to_release: false,
             config,
         })
     }
 
     /// Sets the services that give guests addresses, routers and names.
     pub fn set_services(&mut self, mut services: Services) {
-        for (index, port) in self.ports.iter().enumerate() {
-            if let Some(port) = port {
-                services.name_port(index as u32, &port.name);
-            }
+        for member in self.members.iter().flatten() {
+            member.introduce(&mut services);
         }
         self.services = Some(services);
     }
@@ -208,24 +209,29 @@ impl Network {
         if self.find(name).is_ok() {
             return Err(PortError::Exists(name.to_owned()));
         }
-        if self.ports.iter().flatten().count() >= NETWORK_PORTS_MAX {
+        if self.port_count() >= NETWORK_PORTS_MAX {
             return Err(PortError::TooMany);
         }
-        let mut port = Port::open(name, attachment, settings, &self.config)?;
-        let id = self.switch.add_port(port.switch_config())?;
+        let mut port = Port::open(&attachment, &settings, &self.config)?;
+        let worker = self.least_busy();
+        let id = self.switch.add_port(switch_config(&attachment, &settings, port.caps()))?;
+        port.id = Some(id);
         let index = id.index();
-        if let Err(error) = self.reactor.add(&port, index as u64, Interest::READ, false) {
+        if let Err(error) = self.hand_out(port, index, worker) {
             let _ = self.switch.remove_port(id);
+            self.has_numbers_to_release = self.crew.is_some();
             return Err(error.into());
         }
-        port.id = Some(id);
+        if self.members.len() <= index {
+            self.members.resize_with(index + 1, || None);
+        }
+        let name = name.to_owned();
+        let is_leaving = false;
+        let member = Member { name, id, worker, attachment, settings, is_leaving };
         if let Some(services) = &mut self.services {
-            services.name_port(index as u32, name);
+            member.introduce(services);
         }
-        if self.ports.len() <= index {
-            self.ports.resize_with(index + 1, || None);
-        }
-        self.ports[index] = Some(port);
+        self.members[index] = Some(member);
         Ok(())
     }
 
@@ -244,16 +250,20 @@ impl Network {
     /// [`PortError`]; nothing was changed.
     pub fn set_port(&mut self, name: &str, settings: PortSettings) -> Result<(), PortError> {
         let index = self.find(name)?;
-        let Some(port) = &mut self.ports[index] else { return Ok(()) };
-        let before = port.settings.clone();
-        port.resize(settings.queue_len)?;
-        port.settings = settings;
-        let Some(id) = port.id else { return Ok(()) };
-        if let Err(error) = self.switch.set_port(id, port.switch_config()) {
-            // It had room for as many before.
-            let _ = port.resize(before.queue_len);
-            port.settings = before;
+        let Some(member) = &self.members[index] else { return Ok(()) };
+        config::check_mtu(&member.attachment, &settings)?;
+        let before = Shape::of(&member.settings, self.config.mtu);
+        let caps = self.change(index, Shape::of(&settings, self.config.mtu))?;
+        let Some(member) = &mut self.members[index] else { return Ok(()) };
+        let config = switch_config(&member.attachment, &settings, caps);
+        if let Err(error) = self.switch.set_port(member.id, config) {
+            // It had this shape before.
+            let _ = self.change(index, before);
             return Err(error.into());
+        }
+        member.settings = settings;
+        if let Some(services) = &mut self.services {
+            member.introduce(services);
         }
         Ok(())
     }
@@ -269,23 +279,17 @@ impl Network {
         settings: CaptureSettings,
         cx: &Context<'_>,
     ) -> Result<Sniffer, CaptureError> {
-        let ended = match &self.capture_ended {
-            Some(ended) => ended.clone(),
-            None => {
-                let ended = EventDoorbell::new().map_err(io::Error::from)?;
-                self.reactor.add(&ended, CAPTURE_ENDED, Interest::READ, false)?;
-                self.capture_ended.insert(ended).clone()
-            }
-        };
-        self.reap_captures();
-        if self.mirrors().map(|mirrors| mirrors.len()).sum::<usize>() == CAPTURES_MAX {
+        if self.reap_captures()? == CAPTURES_MAX {
             return Err(CaptureError::TooMany);
         }
-        let mirrors = match (self.find(name), &mut self.gateway) {
-            (Err(_), Some(gateway)) if name == GATEWAY_NAME => &mut gateway.mirrors,
-            (found, _) => &mut self.ports[found?].as_mut().expect("it was found").mirrors,
-        };
-        Ok(mirrors.add(settings, cx.memory.capacity_bytes(), Some(ended))?)
+        let bytes = cx.memory.capacity_bytes();
+        match (self.find(name), &mut self.gateway) {
+            (Err(_), Some(gateway)) if name == GATEWAY_NAME => {
+                let ended = self.ports.capture_bell()?;
+                Ok(gateway.mirrors.add(settings, bytes, Some(ended))?)
+            }
+            (found, _) => Ok(self.capture_port(found?, settings, bytes)?),
+        }
     }
 
     /// Returns the settings of a port.
@@ -294,141 +298,66 @@ impl Network {
     /// [`PortError::Unknown`].
     pub fn settings(&self, name: &str) -> Result<&PortSettings, PortError> {
         let index = self.find(name)?;
-        Ok(&self.ports[index].as_ref().expect("it was found").settings)
+        Ok(&self.members[index].as_ref().expect("it was found").settings)
     }
 
     /// Returns the number of ports, without the gateway's.
     pub fn port_count(&self) -> usize {
-        self.ports.iter().flatten().count()
+        self.members.iter().flatten().count()
     }
 
     /// Returns the counters so far.
     pub fn report(&self, now: Instant) -> NetworkReport {
-        let ports = self.ports.iter().flatten();
-        let stations = self.switch.stations(now).count();
-        let gateway = self.gateway.as_ref().map(|gateway| gateway.id);
+        let (ports, gateway) = self.figures(&self.other_reports());
         NetworkReport {
-            ports: ports.map(|port| port.report(&self.switch)).collect(),
-            gateway: gateway.and_then(|id| self.switch.counters_of(id)).cloned(),
+            workers: self.crew.as_ref().map_or(1, Crew::workers),
+            ports,
+            gateway,
             gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
-            stations,
+            stations: self.switch.stations(now).count(),
             services: self.services.as_ref().map(Services::counters),
         }
     }
 
     fn find(&self, name: &str) -> Result<usize, PortError> {
-        let is_it = |port: &Port| port.name == name && !port.is_leaving;
-        let found = self.ports.iter().position(|port| port.as_ref().is_some_and(is_it));
+        let is_it = |member: &Member| member.name == name && !member.is_leaving;
+        let found = self.members.iter().position(|member| member.as_ref().is_some_and(is_it));
         found.ok_or_else(|| PortError::Unknown { name: name.to_owned(), known: self.names() })
     }
 
     /// Returns the sorted names of the ports, for the error about an unknown one.
     fn names(&self) -> Vec<String> {
-        let ports = self.ports.iter().flatten().filter(|port| !port.is_leaving);
-        let mut names: Vec<String> = ports.map(|port| port.name.clone()).collect();
+        let members = self.members.iter().flatten().filter(|member| !member.is_leaving);
+        let mut names: Vec<String> = members.map(|member| member.name.clone()).collect();
         names.sort_unstable();
         names
     }
 
-    fn mirrors(&mut self) -> impl Iterator<Item = &mut Mirrors> {
-        let ports = self.ports.iter_mut().flatten().map(|port| &mut port.mirrors);
-        ports.chain(self.gateway.as_mut().map(|gateway| &mut gateway.mirrors))
-    }
-
-    fn reap_captures(&mut self) {
-        self.capture_ended.iter().for_each(EventDoorbell::clear);
-        self.mirrors().for_each(Mirrors::reap);
-    }
-
     fn remove_at(&mut self, index: usize) -> Result<(), PortError> {
-        let Some(port) = self.ports[index].take() else { return Ok(()) };
-        // The port is registered and still open.
-        let _ = self.reactor.remove(&port);
-        if let Some(id) = port.id {
-            self.switch.remove_port(id)?;
-            self.gateway.iter_mut().for_each(|gateway| gateway.forget(id));
-        }
+        let Some(Member { id, worker, .. }) = self.members[index].take() else { return Ok(()) };
+        let ended = self.end_port(index, worker);
+        self.switch.remove_port(id)?;
+        self.gateway.iter_mut().for_each(|gateway| gateway.forget(id));
         if let Some(services) = &mut self.services {
             services.forget_port(index as u32);
         }
-        Ok(())
-    }
-
-    /// Checks each port for work, and marks those that have some for the next turn. Returns true if
-    /// there are any.
-    fn look(&mut self, has_work: impl Fn(&mut Port) -> bool) -> bool {
-        let mut any = false;
-        for port in self.ports.iter_mut().flatten() {
-            if has_work(port) {
-                (port.is_ready, any) = (true, true);
-            }
-        }
-        any
-    }
-
-    /// Collects which files are readable.
-    fn hear(&mut self) -> io::Result<()> {
-        self.reactor.wait(Some(Duration::ZERO), &mut self.events)?;
-        if self.events.iter().any(|event| event.token == CAPTURE_ENDED) {
-            self.reap_captures();
-        }
-        for event in self.events.iter() {
-            let Some(Some(port)) = self.ports.get_mut(event.token as usize) else { continue };
-            let is_of_use = !port.has_failed();
-            (port.has_news, port.is_ready) = (is_of_use, is_of_use);
-            if !is_of_use {
-                // The file of a failed port stays readable. It is registered and still open.
-                let _ = self.reactor.remove(&*port);
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads a port that is ready, and forwards its packets. `is_shared`: several ports use the
-    /// gateway.
-    fn read(&mut self, index: usize, is_shared: bool, cx: &mut Context<'_>) -> Input {
-        let Self { ports, switch, gateway, received, services, config, .. } = self;
-        for _ in 0..BURSTS_PER_TURN {
-            let Some(port) = &mut ports[index] else { return Input::Done };
-            let Some(id) = port.id.filter(|_| port.is_ready) else { return Input::Done };
-            let room = port.share.room(is_shared, cx.now);
-            if room == 0 {
-                // There is a next turn as long as packets wait for the gateway.
-                return Input::Done;
-            }
-            received.limit(room);
-            let waited = GatewayPort::waiting(gateway);
-            let input = port.receive(received, cx);
-            // A burst that is not full has emptied the port; its file reports when there is more.
-            port.is_ready = received.is_full();
-            if received.is_empty() {
-                return input;
-            }
-            let (packets, now) = (received.len(), cx.now);
-            let is_short = outputs::is_short(cx.memory);
-            let mut outputs = Outputs { ports, gateway, services, config, now, is_short };
-            let bytes = outputs.forward(switch, id, received, cx);
-            if let Some(port) = &mut ports[index] {
-                let waiting = GatewayPort::waiting(gateway) - waited;
-                port.share.came(packets, bytes as usize, waiting, now);
-            }
-            if input == Input::NoMemory {
-                return input;
-            }
-        }
-        Input::Done
+        ended?;
+        self.settle(index)
     }
 
     /// Adds packets that wait for the gateway to `burst`, as a device delivers them. Messages to a
     /// service are answered here.
     fn receive_for_gateway(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        let Self { switch, ports, gateway: Some(gateway), services, lease_file, .. } = self else {
+        let Self {
+            switch, members, ports, gateway: Some(gateway), services, lease_file, crew, ..
+        } = self
+        else {
             return;
         };
         let mut replies = Burst::new();
         let mut senders = Senders::default();
         while !burst.is_full()
-            && let Some(packet) = gateway.take(ports)
+            && let Some(packet) = gateway.take(ports.places_mut(), crew.as_ref())
         {
             if packet.is_inline() {
                 cx.ledger.count(Site::GuestSmall, packet.len());
@@ -437,16 +366,14 @@ impl Network {
                 gateway.no_memory += 1;
                 continue;
             };
-            let port = packet.ingress().and_then(|port| ports.get(usize::from(port))?.as_ref());
-            if let (Some(services), Some(port)) = (&mut *services, port)
-                && let Some(id) = port.id
-            {
+            let from = packet.ingress().and_then(|port| members.get(usize::from(port))?.as_ref());
+            if let (Some(services), Some(from)) = (&mut *services, from) {
                 let headers = packet.peek_headers();
-                if !senders.allows(headers, port, services, cx.now) {
-                    switch.count_drop(id, PortDrop::AddressSpoofed);
+                if !senders.allows(headers, from, services, cx.now) {
+                    switch.count_drop(from.id, PortDrop::AddressSpoofed);
                     continue;
                 }
-                let number = id.index() as u32;
+                let number = from.id.index() as u32;
                 if services::concerns(headers)
                     && services.intercept(number, &mut packet, cx, &mut replies)
                 {
@@ -468,19 +395,15 @@ impl Network {
 
     /// Sends packets from the gateway's port.
     fn send(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
-        let Self { switch, ports, gateway, services, config, .. } = self;
-        let Some(from) = gateway.as_mut() else { return burst.clear() };
+        let Some(from) = self.gateway.as_mut() else { return burst.clear() };
         from.mirrors.see(Direction::Inbound, burst.iter());
-        let (id, now, is_short) = (from.id, cx.now, outputs::is_short(cx.memory));
-        let mut outputs = Outputs { ports, gateway, services, config, now, is_short };
-        outputs.forward(switch, id, burst, cx);
+        let id = from.id;
+        self.forward(id, burst, cx);
     }
 
     /// Offers waiting packets to the devices again.
     fn flush(&mut self, cx: &mut Context<'_>) {
-        for port in self.ports.iter_mut().flatten() {
-            port.flush(cx);
-        }
+        self.ports.flush(cx);
         self.tell_departure();
     }
 }
@@ -489,7 +412,7 @@ impl Device for Network {
     type Error = io::Error;
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.reactor.as_fd())
+        Some(self.ports.as_fd())
     }
 
     fn caps(&self) -> Caps {
@@ -498,14 +421,15 @@ impl Device for Network {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let ports = self.ports.iter().flatten();
-        let is_left =
-            GatewayPort::waiting(&self.gateway) > 0 || ports.clone().any(|port| port.is_ready);
-        let at_once = is_left.then(|| Instant::from_micros(0));
-        let ports = ports.filter_map(|port| port.deadline);
-        let services = self.services.as_ref().and_then(Services::next_deadline);
-        let file = self.lease_file.as_ref().and_then(LeaseFile::deadline);
-        ports.chain(at_once).chain(self.switch.next_deadline()).chain(services).chain(file).min()
+        let is_left = GatewayPort::waiting(&self.gateway) > 0
+            || self.crew.as_ref().is_some_and(Crew::has_packets);
+        earliest([
+            is_left.then_some(Instant::START),
+            self.ports.next_deadline(),
+            self.switch.next_deadline(),
+            self.services.as_ref().and_then(Services::next_deadline),
+            self.lease_file.as_ref().and_then(LeaseFile::deadline),
+        ])
     }
 
     fn busy_poll(&self) -> Duration {
@@ -513,30 +437,37 @@ impl Device for Network {
     }
 
     fn poll(&mut self) -> bool {
-        self.look(Port::poll)
+        let has_packets = self.crew.as_mut().is_some_and(Crew::look);
+        self.ports.look(Port::poll) || has_packets
     }
 
     fn arm(&mut self) -> bool {
-        self.look(Port::arm)
+        let has_packets = self.crew.as_mut().is_some_and(Crew::arm);
+        self.ports.look(Port::arm) || has_packets
     }
 
     fn turn(&mut self, is_readable: bool, cx: &mut Context<'_>) -> io::Result<()> {
         if is_readable {
-            self.hear()?;
-        }
-        for port in self.ports.iter_mut().flatten() {
-            let is_due = port.deadline.is_some_and(|at| at <= cx.now);
-            if (port.has_news || is_due)
-                && port.turn(cx)
-                && let Some(id) = port.id
-            {
-                // It is a port of the switch, so this cannot fail.
-                let _ = self.switch.set_caps(id, port.caps());
-                if let Some(tell) = &mut self.tell {
-                    port.report_events(tell);
-                }
+            let heard = self.ports.hear()?;
+            if heard.capture_ended {
+                self.gateway.iter_mut().for_each(|gateway| gateway.mirrors.reap());
+            }
+            if heard.bell {
+                self.hear_news()?;
             }
         }
+        let Self { members, ports, switch, tell, .. } = self;
+        ports.turn(cx, |index, port| {
+            let Some(member) = &members[index] else { return };
+            let caps = port.caps();
+            if switch.config_of(member.id).is_some_and(|config| config.caps != caps) {
+                // It is a port of the switch, so this cannot fail.
+                let _ = switch.set_caps(member.id, caps);
+            }
+            if let Some(tell) = tell {
+                port.take_events(|event| tell(&member.name, event));
+            }
+        });
         if self.switch.next_deadline().is_some_and(|at| at <= cx.now) {
             self.switch.expire(cx.now);
         }
@@ -555,19 +486,26 @@ impl Device for Network {
     }
 
     fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> io::Result<Input> {
-        let mut input = Input::Done;
-        let count = self.ports.len();
-        let users = self.ports.iter().flatten().filter(|port| port.share.is_used(cx.now));
-        let is_shared = users.take(2).count() > 1;
-        for step in 0..count {
-            let index = (self.first + step) % count;
-            if self.read(index, is_shared, cx) == Input::NoMemory {
-                input = Input::NoMemory;
-                self.first = index;
-                break;
-            }
-        }
-        self.first = (self.first + 1) % count.max(1);
+        self.take_packets(cx);
+        let users = self.ports.gateway_users(cx.now);
+        let Self { members, ports, switch, gateway, services, config, crew, .. } = self;
+        let links = crew.as_ref().map(|crew| &crew.links);
+        let is_shared = links.map_or(users > 1, |links| links.share_gateway(users));
+        let input = ports.read(is_shared, cx, |ports, index, burst, cx| {
+            let Some(Member { id, .. }) = members[index] else {
+                burst.clear();
+                return Forwarded { bytes: 0, to_gateway: 0, to_judge: 0 };
+            };
+            let waited = GatewayPort::waiting(gateway);
+            let is_short = is_short(cx.memory);
+            let is_short = links.map_or(is_short, |links| links.share_shortage(is_short));
+            let now = cx.now;
+            let mut outputs =
+                Outputs { ports, members, gateway, services, config, now, is_short, links };
+            let bytes = outputs.forward(switch, id, burst, cx);
+            let to_gateway = GatewayPort::waiting(gateway) - waited;
+            Forwarded { bytes, to_gateway, to_judge: 0 }
+        });
         self.flush(cx);
         self.receive_for_gateway(burst, cx);
         Ok(input)
@@ -580,9 +518,7 @@ impl Device for Network {
     }
 
     fn rest(&mut self) {
-        for port in self.ports.iter_mut().flatten() {
-            port.rest();
-        }
+        self.ports.rest();
     }
 }
 
@@ -592,8 +528,6 @@ impl Inside for Network {
     }
 
     fn add_to(&self, report: &mut Report) {
-        let ports = self.ports.iter().flatten().map(|port| port.report(&self.switch));
-        let lent = ports.filter_map(|port| port.device.lent());
-        report.recalled = lent.map(|(_, recalled)| recalled).sum();
+        self.add_figures(report);
     }
 }

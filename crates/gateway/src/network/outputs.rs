@@ -7,31 +7,27 @@ use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{Egress, PortId, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Context, Memory};
+use towpath_packet::{Burst, Context};
 
 use super::NetworkConfig;
 use super::gateway_port::GatewayPort;
+use super::links::Links;
+use super::member::Member;
 use super::port::Port;
 use crate::services::Services;
 
 /// Where packets leave the switch, and the owners of addresses.
 pub(super) struct Outputs<'a> {
     pub(super) ports: &'a mut [Option<Port>],
+    pub(super) members: &'a [Option<Member>],
     pub(super) gateway: &'a mut Option<GatewayPort>,
     pub(super) services: &'a Option<Services>,
     pub(super) config: &'a NetworkConfig,
     pub(super) now: Instant,
     /// Memory is short: no port with `QUEUE_LEN_SHORT` waiting packets may get more of them.
     pub(super) is_short: bool,
-}
-
-/// Free share of frames, in 1/256, below which memory is short. Packets that wait for ports leave
-/// this share to others.
-const SHORT_SHARE: u32 = 160;
-
-/// Returns true if packets that wait for ports must leave the rest of the memory to others.
-pub(super) fn is_short(memory: &mut Memory) -> bool {
-    memory.packets.free_count() < memory.packets.capacity() / 2 || !memory.has_free(SHORT_SHARE)
+    /// The way to ports of other workers, if there are any.
+    pub(super) links: Option<&'a Links>,
 }
 
 impl Outputs<'_> {
@@ -45,6 +41,10 @@ impl Outputs<'_> {
     ) -> u64 {
         switch.forward(from, burst, cx, self)
     }
+
+    fn id_of(&self, port: u32) -> Option<PortId> {
+        Some(self.members.get(port as usize)?.as_ref()?.id)
+    }
 }
 
 impl Egress for Outputs<'_> {
@@ -55,6 +55,8 @@ impl Egress for Outputs<'_> {
             _ => {
                 if let Some(port) = self.ports.get_mut(id.index()).and_then(Option::as_mut) {
                     port.transmit(burst, self.is_short, cx);
+                } else if let Some(links) = self.links {
+                    links.deliver(id, burst);
                 }
             }
         }
@@ -68,13 +70,12 @@ impl Egress for Outputs<'_> {
             return Some(gateway.id);
         }
         let port = self.services.as_ref()?.holder(address, self.now)?;
-        self.ports.get(port as usize)?.as_ref()?.id
+        self.id_of(port)
     }
 
     /// Returns the port of a station that has a lease: the port of the lease.
     fn home(&self, vid: Vid, station: MacAddr) -> Option<PortId> {
         let services = self.services.as_ref().filter(|_| vid == Vid::DEFAULT)?;
-        let port = services.port_of(station, self.now)?;
-        self.ports.get(port as usize)?.as_ref()?.id
+        self.id_of(services.port_of(station, self.now)?)
     }
 }

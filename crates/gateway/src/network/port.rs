@@ -1,91 +1,154 @@
 //! A port: its device, and a lane for each queue of the device.
 
+use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::pcapng::Direction;
-use towpath_net::switch::{self, PortId, Role, Switch};
+use towpath_net::switch::{PortCounters, PortId};
 use towpath_net::time::{Instant, earliest};
-use towpath_packet::{Burst, Caps, Context, Device, Input};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Memory};
 
-use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
+use super::RETRY;
+use super::config::{self, Attachment, NetworkConfig, PortError, PortSettings};
 use super::device::PortDevice;
 use super::lane::{Driver, Lane};
-use super::report::PortReport;
+use super::report::PortState;
 use super::share::PortShare;
-use super::{RETRY, Tell};
 use crate::capture::Mirrors;
 
 /// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
 /// are half of all packets.
 pub(super) const QUEUE_LEN_SHORT: usize = 16;
 
-/// A port of a network.
+/// What the settings of a port say about the part that moves packets.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// Packets that may wait for each queue.
+    pub(super) queue_len: usize,
+    pub(super) mtu: u16,
+    pub(super) is_up: bool,
+}
+
+impl Shape {
+    /// Returns the shape of a port in a network of this MTU.
+    pub(super) fn of(settings: &PortSettings, mtu: u16) -> Self {
+        Self {
+            queue_len: settings.queue_len,
+            mtu: settings.mtu.unwrap_or(mtu),
+            is_up: settings.is_up,
+        }
+    }
+}
+
+/// The part of a port that moves packets. What the network knows about the port besides is a
+/// [`Member`](super::member::Member).
 pub(super) struct Port {
-    pub(super) name: String,
     pub(super) id: Option<PortId>,
-    pub(super) settings: PortSettings,
     /// The packets that wait, for each queue of the device.
     lanes: Box<[Lane]>,
-    attachment: Attachment,
+    /// Packets that may wait for each queue.
+    queue_len: usize,
     device: PortDevice,
+    /// The link of the device is up, and should be. It follows in the next turn.
+    is_up: bool,
+    wants_up: bool,
+    /// Guests connect to it, one after the other.
+    is_listening: bool,
     /// Its file was readable, and it has had no turn since.
     pub(super) has_news: bool,
     /// There may be packets to receive, or room for waiting packets.
     pub(super) is_ready: bool,
+    /// It is not read: enough of its packets wait for another thread.
+    pub(super) is_held: bool,
     pub(super) share: PortShare,
     /// When its device needs a turn, or is tried again.
     pub(super) deadline: Option<Instant>,
     /// Why it has failed.
     failure: Option<String>,
-    /// The current transaction has removed it.
-    pub(super) is_leaving: bool,
     /// Captures of its packets.
     pub(super) mirrors: Mirrors,
+    /// What the device takes, as another worker has last reported it to the first one.
+    pub(super) reported: Option<Caps>,
+    /// Packets that another thread's forwarder counted as sent, and that found no room.
+    pub(super) returned: Returned,
+}
+
+/// Packets that count as sent and were not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Returned {
+    pub(super) packets: u64,
+    pub(super) super_packets: u64,
+    pub(super) bytes: u64,
+}
+
+impl Returned {
+    /// Counts the packets in a burst.
+    pub(super) fn of(burst: &Burst) -> Self {
+        let mut counts = Self { packets: burst.frames() as u64, ..Self::default() };
+        for packet in burst.iter() {
+            counts.super_packets += u64::from(packet.offload().gso.is_some());
+            counts.bytes += packet.frame_bytes() as u64;
+        }
+        counts
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.packets += other.packets;
+        self.super_packets += other.super_packets;
+        self.bytes += other.bytes;
+    }
+
+    /// Subtracts them from what counts as sent. The counters of several threads are not from the
+    /// same moment.
+    pub(super) fn take_from(&self, counters: &mut PortCounters) {
+        counters.packets_out = counters.packets_out.saturating_sub(self.packets);
+        counters.super_packets_out = counters.super_packets_out.saturating_sub(self.super_packets);
+        counters.bytes_out = counters.bytes_out.saturating_sub(self.bytes);
+    }
+}
+
+/// Free share of frames, in 1/256, below which memory is short. Packets that wait for ports leave
+/// this share to others.
+const SHORT_SHARE: u32 = 160;
+
+/// Returns true if packets that wait for ports must leave the rest of the memory to others.
+pub(super) fn is_short(memory: &mut Memory) -> bool {
+    memory.packets.free_count() < memory.packets.capacity() / 2 || !memory.has_free(SHORT_SHARE)
 }
 
 impl Port {
     /// Opens the device. The port does not belong to a switch yet.
     pub(super) fn open(
-        name: &str,
-        attachment: Attachment,
-        settings: PortSettings,
+        attachment: &Attachment,
+        settings: &PortSettings,
         network: &NetworkConfig,
     ) -> Result<Self, PortError> {
-        let device = PortDevice::open(&attachment, &settings, network)?;
-        let queues = 0..device.queue_count(&settings);
+        config::check_mtu(attachment, settings)?;
+        let device = PortDevice::open(attachment, settings, network)?;
+        let queues = 0..device.queue_count(settings);
         let lanes = queues.map(|_| Lane::new(settings.queue_len)).collect::<Result<_, _>>()?;
         Ok(Self {
-            name: name.to_owned(),
             id: None,
-            settings,
             lanes,
-            attachment,
+            queue_len: settings.queue_len,
             device,
+            is_up: true,
+            wants_up: settings.is_up,
+            is_listening: !matches!(
+                attachment,
+                Attachment::VhostUserFd(_) | Attachment::StreamFd(_)
+            ),
             // It may have been readable before it was watched.
             has_news: true,
             is_ready: true,
+            is_held: false,
             share: PortShare::new(),
             deadline: None,
             failure: None,
-            is_leaving: false,
             mirrors: Mirrors::default(),
+            reported: None,
+            returned: Returned::default(),
         })
-    }
-
-    /// Returns its configuration for the switch.
-    pub(super) fn switch_config(&self) -> switch::PortConfig {
-        switch::PortConfig {
-            vlans: self.settings.vlans.clone(),
-            role: match self.settings.role {
-                Role::Station if self.attachment.is_uplink() => Role::Uplink,
-                role => role,
-            },
-            guard: self.settings.guard.clone(),
-            respects_owners: true,
-            is_router: self.settings.is_router,
-            storm: self.settings.storm,
-            ..switch::PortConfig::new(self.caps())
-        }
     }
 
     /// Returns what its device takes now.
@@ -93,13 +156,30 @@ impl Port {
         self.device.caps()
     }
 
+    /// Changes its shape. A link that goes down stays up for its device until the next turn, so
+    /// that until then the change can be taken back.
+    ///
+    /// # Errors
+    /// [`PortError`]; the shape is the former one.
+    pub(super) fn change(&mut self, shape: Shape) -> Result<(), PortError> {
+        (self.has_news, self.deadline) = (true, Some(Instant::START));
+        if shape.is_up && !self.is_up {
+            self.device.set_link(true)?;
+            self.is_up = true;
+        }
+        self.resize(shape.queue_len)?;
+        self.device.set_mtu(shape.mtu);
+        self.wants_up = shape.is_up;
+        Ok(())
+    }
+
     /// Changes how many packets may wait for each queue.
-    pub(super) fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
-        let before = self.settings.queue_len;
+    fn resize(&mut self, queue_len: usize) -> Result<(), PortError> {
         let result = self.lanes.iter_mut().try_for_each(|lane| lane.resize(queue_len));
-        if result.is_err() {
+        match result {
+            Ok(()) => self.queue_len = queue_len,
             // Each had room for as many before.
-            self.lanes.iter_mut().for_each(|lane| drop(lane.resize(before)));
+            Err(_) => self.lanes.iter_mut().for_each(|lane| drop(lane.resize(self.queue_len))),
         }
         result
     }
@@ -126,10 +206,20 @@ impl Port {
         if self.failure.is_some() {
             return false;
         }
+        let link = self.follow_link();
         let result = self.device.turn(true, cx);
         self.deadline = self.device.next_deadline();
-        self.note(result);
+        self.note(link.and(result));
         true
+    }
+
+    /// Sets the link of the device down if it should be.
+    fn follow_link(&mut self) -> Result<(), PortError> {
+        if self.is_up && !self.wants_up {
+            self.is_up = false;
+            self.device.set_link(false)?;
+        }
+        Ok(())
     }
 
     /// Adds received packets to `burst`, which must be empty.
@@ -173,6 +263,21 @@ impl Port {
         }
     }
 
+    /// Passes packets that came from another thread on, as [`Port::transmit`] does. Drops those
+    /// without room, and returns the number of their frames.
+    pub(super) fn deliver(
+        &mut self,
+        burst: &mut Burst,
+        is_short: bool,
+        cx: &mut Context<'_>,
+    ) -> usize {
+        self.transmit(burst, is_short, cx);
+        let refused = Returned::of(burst);
+        self.returned.add(&refused);
+        burst.clear();
+        refused.packets as usize
+    }
+
     /// Passes packets from the front of `burst` to one queue. At most `most` packets wait for the
     /// port before no more may.
     fn transmit_by(&mut self, queue: u16, burst: &mut Burst, most: usize, cx: &mut Context<'_>) {
@@ -212,9 +317,9 @@ impl Port {
         }
     }
 
-    /// Reports the events since the last call.
-    pub(super) fn report_events(&mut self, tell: &mut Tell) {
-        self.device.take_events(|event| tell(&self.name, event));
+    /// Passes each event of the device since the last call to `tell`.
+    pub(super) fn take_events(&mut self, tell: impl FnMut(&dyn Display)) {
+        self.device.take_events(tell);
     }
 
     /// Releases what is kept ready for reads.
@@ -222,17 +327,12 @@ impl Port {
         self.device.rest();
     }
 
-    pub(super) fn report(&self, switch: &Switch) -> PortReport {
-        let counters = self.id.and_then(|id| switch.counters_of(id)).cloned().unwrap_or_default();
-        PortReport {
-            name: self.name.clone(),
-            attachment: self.attachment.clone(),
-            settings: self.settings.clone(),
+    pub(super) fn state(&self) -> PortState {
+        PortState {
             caps: self.caps(),
             is_connected: self.device.is_connected() && self.failure.is_none(),
             failure: self.failure.clone(),
             waiting: self.waiting(),
-            counters,
             device: self.device.report(),
         }
     }
@@ -244,9 +344,7 @@ impl Port {
 
     /// Returns true if a machine was connected and has gone, or the port has failed.
     pub(super) fn has_ended(&self) -> bool {
-        let is_listening =
-            !matches!(self.attachment, Attachment::VhostUserFd(_) | Attachment::StreamFd(_));
-        self.has_failed() || self.device.has_ended(is_listening)
+        self.has_failed() || self.device.has_ended(self.is_listening)
     }
 
     /// Records an error, which ends this port's traffic and nothing else. Waiting packets are

@@ -16,6 +16,8 @@ use crate::services;
 /// A copy of all counters at one moment.
 #[derive(Clone, Debug)]
 pub struct NetworkReport {
+    /// Number of workers.
+    pub workers: usize,
     /// The ports, in the order of their numbers.
     pub ports: Vec<PortReport>,
     /// The gateway's port, if there is one.
@@ -33,6 +35,8 @@ pub struct NetworkReport {
 pub struct PortReport {
     /// Its name.
     pub name: String,
+    /// The number of the worker that moves its packets, from 0.
+    pub worker: usize,
     /// Its device.
     pub attachment: Attachment,
     /// Its settings.
@@ -49,6 +53,16 @@ pub struct PortReport {
     pub counters: PortCounters,
     /// Counters of the device.
     pub device: DeviceReport,
+}
+
+/// State of a port, as the thread knows it that moves its packets.
+#[derive(Clone, Debug)]
+pub(super) struct PortState {
+    pub(super) caps: Caps,
+    pub(super) is_connected: bool,
+    pub(super) failure: Option<String>,
+    pub(super) waiting: usize,
+    pub(super) device: DeviceReport,
 }
 
 /// Counters of a device.
@@ -74,6 +88,9 @@ pub enum DeviceReport {
 impl fmt::Display for NetworkReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stations          {}", self.stations)?;
+        if self.workers > 1 {
+            write!(f, "\nworkers           {}", self.workers)?;
+        }
         if let Some(services) = &self.services {
             write!(
                 f,
@@ -111,6 +128,9 @@ impl fmt::Display for PortReport {
         if let DeviceReport::Uplink(_, way) = &self.device {
             write!(f, ", {way}")?;
         }
+        if self.worker > 0 {
+            write!(f, ", worker {}", self.worker)?;
+        }
         fmt_counters(&self.counters, f)?;
         if let Some((lent, recalled)) = self.device.lent() {
             write!(f, "\n  lent            {lent} packets, {recalled} recalled")?;
@@ -128,6 +148,9 @@ impl fmt::Display for PortReport {
 impl PortReport {
     /// Returns the state of a port that has not failed, in words.
     pub fn state(&self) -> &'static str {
+        if !self.settings.is_up {
+            return "the link is down";
+        }
         match (&self.device, self.is_connected) {
             (DeviceReport::Uplink(..), true) => "up",
             (DeviceReport::Uplink(..), false) => "the interface is down",

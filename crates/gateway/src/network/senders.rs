@@ -13,7 +13,7 @@ use towpath_net::time::Instant;
 use towpath_net::wire::ethernet::{self, EtherType};
 use towpath_net::wire::{Protocol, ipv4, ipv6};
 
-use super::port::Port;
+use super::member::Member;
 use crate::services::Services;
 
 /// Checks senders. It caches the last allowed sender, as the next packet of a flow has the same
@@ -24,33 +24,34 @@ pub(super) struct Senders {
 }
 
 impl Senders {
-    /// Returns true if the station behind `port` may have sent a frame with these headers. Notes an
-    /// address that the station uses without a lease.
+    /// Returns true if the station behind port `from` may have sent a frame with these headers.
+    /// Notes an address that the station uses without a lease.
     pub(super) fn allows(
         &mut self,
         headers: &[u8],
-        port: &Port,
+        from: &Member,
         services: &mut Services,
         now: Instant,
     ) -> bool {
-        let (Some(source), Some(id)) = (source(headers), port.id) else { return true };
-        let sender = (id.index(), source);
+        let Some(source) = source(headers) else { return true };
+        let index = from.id.index();
+        let sender = (index, source);
         if self.allowed == Some(sender) {
             return true;
         }
         let holder = services.holder(source, now);
-        let is_own = |holder: u32| holder as usize == id.index();
-        let is_allowed = !port.settings.guard.addresses.is_empty() || holder.is_none_or(is_own);
+        let is_own = |holder: u32| holder as usize == index;
+        let is_allowed = !from.settings.guard.addresses.is_empty() || holder.is_none_or(is_own);
         if source.is_unspecified() {
             if let Some(target) = tentative(headers)
                 && services.holder(target, now).is_none()
             {
-                services.note_unleased(id.index() as u32, target);
+                services.note_unleased(index as u32, target);
             }
         } else if is_allowed {
             self.allowed = Some(sender);
             if holder.is_none() {
-                services.note_unleased(id.index() as u32, source);
+                services.note_unleased(index as u32, source);
             }
         }
         is_allowed

@@ -11,6 +11,8 @@ use std::time::Duration;
 use towpath_net::time::Instant;
 use towpath_packet::burst::BURST_MAX;
 
+use super::links::UnderWay;
+
 /// Cost of a packet in addition to its bytes, in bytes copied.
 const PACKET_COST: usize = 8 << 10;
 /// Cost of the packets read from a port at a time while others use the gateway too: 18 packets of
@@ -45,7 +47,25 @@ impl PortShare {
         if !is_shared || !self.is_used(now) {
             return if self.waiting < BURST_MAX { BURST_MAX } else { 0 };
         }
-        (SHARE / self.cost).clamp(1, BURST_MAX).saturating_sub(self.waiting)
+        self.share().saturating_sub(self.waiting)
+    }
+
+    /// Returns the packets of a share.
+    fn share(&self) -> usize {
+        (SHARE / self.cost).clamp(1, BURST_MAX)
+    }
+
+    /// For a port of another thread than the gateway's: takes note of its packets that are
+    /// `under_way`. Returns true if the port must not be read before half of a share is left of
+    /// them; then [`UnderWay::finish`] tells when that is so.
+    pub(super) fn hold(&mut self, is_shared: bool, now: Instant, under_way: &UnderWay) -> bool {
+        self.waiting = under_way.count();
+        if self.room(is_shared, now) > 0 {
+            return false;
+        }
+        let waits = under_way.wait(self.share() / 2);
+        self.waiting = under_way.count();
+        waits
     }
 
     /// Records a received burst; `waiting` of its packets wait for the gateway now.
@@ -55,6 +75,11 @@ impl PortShare {
             self.waiting += waiting;
             self.used_until = now + USES_FOR;
         }
+    }
+
+    /// Records that packets wait for another thread to judge them.
+    pub(super) fn wait_for(&mut self, packets: usize) {
+        self.waiting += packets;
     }
 
     /// The gateway took a packet.

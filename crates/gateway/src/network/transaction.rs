@@ -56,6 +56,10 @@ pub struct Change {
     pub is_router: Option<bool>,
     /// Packets per second that its station may send to more than one station.
     pub storm: Option<StormRates>,
+    /// Largest IP packet to its station.
+    pub mtu: Option<u16>,
+    /// Whether its link is up.
+    pub is_up: Option<bool>,
 }
 
 /// Why a transaction failed. Nothing was changed.
@@ -120,6 +124,8 @@ impl Change {
             is_router: self.is_router.unwrap_or(settings.is_router),
             storm: self.storm.unwrap_or(settings.storm),
             pairs: settings.pairs,
+            mtu: self.mtu.or(settings.mtu),
+            is_up: self.is_up.unwrap_or(settings.is_up),
         }
     }
 }
@@ -233,8 +239,8 @@ impl Network {
     }
 
     fn set_leaving(&mut self, index: usize, is_leaving: bool) {
-        if let Some(port) = &mut self.ports[index] {
-            port.is_leaving = is_leaving;
+        if let Some(member) = &mut self.members[index] {
+            member.is_leaving = is_leaving;
         }
     }
 }

@@ -38,6 +38,8 @@ mod fqdn {
 pub(super) struct Server<'a> {
     pub(super) config: &'a Config,
     pub(super) ipv4: &'a Ipv4,
+    /// MTU that the client gets.
+    pub(super) mtu: u16,
     pub(super) static_leases: &'a StaticLeases,
     pub(super) leases: &'a mut Leases,
     pub(super) names: &'a mut Names,
@@ -241,7 +243,7 @@ impl Server<'_> {
         if let Some(id) = request.options.get(option::CLIENT_ID) {
             message.options.set(option::CLIENT_ID, id);
         }
-        let room = usize::from(self.config.mtu).saturating_sub(IP_AND_UDP_LEN);
+        let room = usize::from(self.mtu).saturating_sub(IP_AND_UDP_LEN);
         let asked = request.options.u16(option::MAX_MESSAGE_LEN).map_or(0, usize::from);
         let asked = asked.saturating_sub(IP_AND_UDP_LEN).max(MESSAGE_LEN_ANY_CLIENT);
         let len_max = asked.min(room).clamp(MESSAGE_LEN_MIN, super::MESSAGE_LEN_MAX);
@@ -272,7 +274,7 @@ impl Server<'_> {
         add(option::ROUTERS, &self.ipv4.gateway.octets());
         add(option::CLASSLESS_ROUTES, &self.routes());
         add(option::DNS_SERVERS, &dns);
-        add(option::MTU, &config.mtu.to_be_bytes());
+        add(option::MTU, &self.mtu.to_be_bytes());
         let domain = config.domain.as_ref().map_or("", DomainName::as_str);
         add(option::DOMAIN_NAME, domain.as_bytes());
         add(option::BROADCAST_ADDRESS, &self.ipv4.broadcast().octets());

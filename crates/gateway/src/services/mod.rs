@@ -140,6 +140,8 @@ pub struct Services {
     schedule: Option<Schedule>,
     /// Limits on the requests of each port.
     buckets: HashMap<u32, Bucket>,
+    /// MTUs of ports that have one of their own.
+    mtus: HashMap<u32, u16>,
     counters: Counters,
     /// The frame that is being parsed; kept for its memory.
     copied: Vec<u8>,
@@ -177,6 +179,7 @@ impl Services {
             leases_v6,
             unleased: HashMap::new(),
             buckets: HashMap::new(),
+            mtus: HashMap::new(),
             counters: Counters::default(),
             copied: Vec::new(),
             changed: false,
@@ -231,10 +234,20 @@ impl Services {
         }
     }
 
+    /// Sets the MTU of a port; `None`: that of the network. Guests learn it with their next lease,
+    /// unless that of the network is smaller, which the gateway has.
+    pub fn set_port_mtu(&mut self, port: u32, mtu: Option<u16>) {
+        match mtu {
+            Some(mtu) => self.mtus.insert(port, mtu),
+            None => self.mtus.remove(&port),
+        };
+    }
+
     /// The guest at `port` is gone. Its leases continue, and go to the first client that asks for
     /// them from another port.
     pub fn forget_port(&mut self, port: u32) {
         self.buckets.remove(&port);
+        self.mtus.remove(&port);
         self.unleased.retain(|(of, _), _| *of != port);
         self.static_leases.forget_port(port);
         self.names.forget_port(port);
@@ -357,7 +370,9 @@ impl Services {
         let (config, names, counters) = (&self.config, &mut self.names, &mut self.counters);
         let before = counters.lease_changes();
         let static_leases = &self.static_leases;
-        let mut server = dhcpv4::Server { config, ipv4, static_leases, leases, names, counters };
+        let mtu = self.mtus.get(&from.port).map_or(config.mtu, |mtu| config.mtu.min(*mtu));
+        let mut server =
+            dhcpv4::Server { config, ipv4, mtu, static_leases, leases, names, counters };
         let reply = server.input(&message, from, cx.now);
         self.changed |= counters.lease_changes() != before;
         let Some(reply) = reply else { return };

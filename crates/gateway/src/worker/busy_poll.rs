@@ -19,7 +19,7 @@ pub const MISSES_MAX: u32 = 10;
 
 /// The polling budget and its recent results.
 #[derive(Debug)]
-pub(super) struct BusyPoll {
+pub(crate) struct BusyPoll {
     budget: Duration,
     /// Polling pays at present.
     pays: bool,
@@ -30,19 +30,19 @@ pub(super) struct BusyPoll {
 }
 
 impl BusyPoll {
-    pub(super) fn new(budget: Duration) -> Self {
+    pub(crate) fn new(budget: Duration) -> Self {
         Self { budget, pays: false, misses: 0, wanted: 1 }
     }
 
     /// Returns how long to poll now.
-    pub(super) fn window(&self) -> Duration {
+    pub(crate) fn window(&self) -> Duration {
         if self.pays { self.budget } else { Duration::ZERO }
     }
 
     /// Polling found work `after` it began. `None`: the work was there before, such as loans that
     /// the worker itself has ended; that says nothing about polling. Work found after the budget
     /// counts as a miss: the thread waited for its processor meanwhile, so polling did not find it.
-    pub(super) fn found(&mut self, after: Option<Duration>) {
+    pub(crate) fn found(&mut self, after: Option<Duration>) {
         match after {
             None => {}
             Some(after) if after > self.budget => self.missed(),
@@ -51,14 +51,14 @@ impl BusyPoll {
     }
 
     /// The budget was spent in vain.
-    pub(super) fn missed(&mut self) {
+    pub(crate) fn missed(&mut self) {
         self.pays = false;
         self.wanted = 1 << self.misses;
         self.misses = MISSES_MAX.min(self.misses + 1);
     }
 
     /// A sleep of length `long` was ended by a source that can be polled.
-    pub(super) fn slept(&mut self, long: Duration) {
+    pub(crate) fn slept(&mut self, long: Duration) {
         if long < self.budget && !self.pays {
             self.wanted -= 1;
             self.pays = self.wanted == 0;

@@ -9,7 +9,7 @@ use towpath_io::reactor::Events;
 
 /// Processor pauses between two system calls for the kernel's events while the inside is polled,
 /// each with one poll of the inside: together about as long as the system call takes.
-const LOOKS: u32 = 8;
+pub(crate) const LOOKS: u32 = 8;
 /// How long to poll for events of a young connection: longer than a peer on this machine takes to
 /// answer, and as long as it takes to wake a thread whose processor sleeps.
 pub(super) const YOUNG_POLL: Duration = Duration::from_micros(20);

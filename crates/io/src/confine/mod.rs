@@ -140,7 +140,7 @@ pub fn seal(mode: Mode) -> Result<(), FilterError> {
 }
 
 /// Drops all capabilities but `kept`, and forbids new privileges, core files and debuggers.
-fn give_up(kept: CapabilitySet) -> io::Result<()> {
+pub(crate) fn give_up(kept: CapabilitySet) -> io::Result<()> {
     capabilities::keep(kept)?;
     set_no_new_privs(true)?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;

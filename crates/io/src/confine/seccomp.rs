@@ -230,6 +230,7 @@ const NETWORK: &[Call] = calls! {
         &[Is(1, libc::TUNSETOFFLOAD as u32)],
         &[Is(1, libc::TUNSETVNETHDRSZ as u32)],
         &[Is(1, libc::TUNSETVNETLE as u32)],
+        &[Is(1, libc::TUNSETCARRIER as u32)],
         &[Is(1, libc::TUNGETIFF as u32)]
     ];
     setsockopt SYS_setsockopt [

@@ -88,6 +88,9 @@ pub enum Message {
     /// To towpath: the channel to the process inside that listens on ports of the host; see
     /// [`mirror`](super::mirror).
     Mirror(OwnedFd),
+    /// To towpath: the listener of the filter that reports the program's calls, and samples of
+    /// sockets inside, for its module `native`.
+    Native([OwnedFd; 3]),
     /// To the opener: open more sockets.
     Open,
     /// To towpath: at most [`SOCKETS_MAX`] sockets of the namespace, and their kind.
@@ -136,6 +139,7 @@ impl Channel {
             Message::Go => (TAG_GO, 0, [].as_slice()),
             Message::Started(pidfd) => (TAG_STARTED, 0, slice::from_ref(pidfd)),
             Message::Ended(status) => (TAG_ENDED, status.cast_unsigned(), [].as_slice()),
+            Message::Native(files) => (TAG_NATIVE, 0, files.as_slice()),
             Message::Open => (TAG_OPEN, 0, [].as_slice()),
             Message::Sockets(kind, sockets) => (TAG_SOCKETS, *kind, sockets.as_slice()),
         };
@@ -208,6 +212,10 @@ impl Channel {
             (true, TAG_GO, 0) => Ok(Message::Go),
             (true, TAG_STARTED, 1) => Ok(Message::Started(descriptors.remove(0))),
             (true, TAG_ENDED, 0) => Ok(Message::Ended(number.cast_signed())),
+            (true, TAG_NATIVE, 3) => {
+                let files = descriptors.try_into().map_err(|_| ChannelError::Unexpected)?;
+                Ok(Message::Native(files))
+            }
             (true, TAG_OPEN, 0) => Ok(Message::Open),
             (true, TAG_SOCKETS, _) => Ok(Message::Sockets(number, descriptors)),
             _ => Err(ChannelError::Unexpected),
@@ -264,6 +272,7 @@ const TAG_READY: u8 = b'r';
 const TAG_GO: u8 = b'g';
 const TAG_STARTED: u8 = b's';
 const TAG_ENDED: u8 = b'e';
+const TAG_NATIVE: u8 = b'n';
 const TAG_OPEN: u8 = b'm';
 const TAG_SOCKETS: u8 = b'k';
 /// Bits of the number of a port, behind the port itself.
@@ -293,6 +302,7 @@ mod tests {
         let port = |is_udp, is_open| Message::Port { port: 65_534, is_udp, is_open };
         one.send(&port(true, false)).unwrap();
         one.send(&port(false, true)).unwrap();
+        one.send(&Message::Native([file(), file(), file()])).unwrap();
         one.send(&Message::Open).unwrap();
         one.send(&Message::Sockets(4, vec![file(), file()])).unwrap();
         one.send(&Message::Sockets(6, Vec::new())).unwrap();
@@ -313,6 +323,7 @@ mod tests {
             };
             assert_eq!((is_udp, is_open), (udp, open));
         }
+        assert!(matches!(other.receive(), Ok(Message::Native(_))));
         assert!(matches!(other.receive(), Ok(Message::Open)));
         assert!(matches!(other.receive(), Ok(Message::Sockets(4, sockets)) if sockets.len() == 2));
         assert!(matches!(other.receive(), Ok(Message::Sockets(6, sockets)) if sockets.is_empty()));

@@ -116,6 +116,12 @@ impl StreamPort {
         })
     }
 
+    /// Sets the largest IP packet that guests are sent. The protocol cannot tell them.
+    pub fn set_mtu(&mut self, mtu: u16) {
+        self.mtu = mtu;
+        self.stream.iter_mut().for_each(|stream| stream.set_mtu(mtu));
+    }
+
     /// True if a guest is connected.
     pub fn is_connected(&self) -> bool {
         self.stream.is_some()

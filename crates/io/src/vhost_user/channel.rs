@@ -8,20 +8,26 @@
 //! files. Any call on another file, even close(2), may wait for the file's server. So the first
 //! other descriptor ends the connection. It stays open until [`Channel::into_files`].
 //!
-//! Limits: [`DESCRIPTORS_MAX`] per message. A front end that does not read its replies loses the
-//! connection when the socket is full.
+//! One UNIX stream socket is an exception: the *back end's channel*, on which
+//! [`Channel::report_change`] sends. The kernel alone answers for sending, but closing may wait for
+//! files that are queued in the socket. So it, too, stays open until [`Channel::into_files`], and
+//! nothing is read from it.
+//!
+//! Limits: [`DESCRIPTORS_MAX`] per message; one back end's channel. A front end that does not read
+//! its replies loses the connection when the socket is full.
 
 use super::event;
 use super::message::{
-    DESCRIPTORS_MAX, HEADER_BYTES, Header, HeaderError, PAYLOAD_BYTES_MAX, REPLY_BYTES_MAX, Reply,
-    Request, RequestError,
+    CONFIG_CHANGED, DESCRIPTORS_MAX, HEADER_BYTES, Header, HeaderError, PAYLOAD_BYTES_MAX,
+    REPLY_BYTES_MAX, Reply, Request, RequestError, code,
 };
 use super::shared::is_memory;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, recvmsg, send, sendmsg,
+    sockopt,
 };
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
@@ -36,7 +42,8 @@ pub enum ChannelError {
     Header(HeaderError),
     /// More descriptors than any message may carry.
     Descriptors,
-    /// A descriptor that is neither an event nor memory.
+    /// A descriptor that is neither an event nor memory, and not the first socket for reports with
+    /// the request for it.
     Foreign,
     /// The front end does not read its replies.
     NotRead,
@@ -105,6 +112,10 @@ pub struct Channel {
     filled: usize,
     /// Received descriptors of events and memory.
     descriptors: Vec<OwnedFd>,
+    /// The back end's channel.
+    back: Option<OwnedFd>,
+    /// It came with the message that is being received.
+    has_back: bool,
     /// All other received descriptors.
     foreign: Vec<OwnedFd>,
 }
@@ -117,6 +128,8 @@ impl Channel {
             bytes: [0; HEADER_BYTES + PAYLOAD_BYTES_MAX],
             filled: 0,
             descriptors: Vec::new(),
+            back: None,
+            has_back: false,
             foreign: Vec::new(),
         }
     }
@@ -137,13 +150,38 @@ impl Channel {
         }
         self.filled = 0;
         let descriptors = std::mem::take(&mut self.descriptors);
-        let request = Request::parse(header.code, &self.bytes[HEADER_BYTES..end], descriptors);
-        Ok(Some(Incoming { code: header.code, need_reply: header.need_reply, request }))
+        let Header { code, need_reply, .. } = header;
+        let wants_socket = code == code::SET_BACKEND_REQ_FD;
+        let request = match (std::mem::take(&mut self.has_back), wants_socket) {
+            (true, false) => return Err(ChannelError::Foreign),
+            (false, true) => Err(RequestError::Descriptors { code, count: descriptors.len() }),
+            _ => Request::parse(code, &self.bytes[HEADER_BYTES..end], descriptors),
+        };
+        Ok(Some(Incoming { code, need_reply, request }))
     }
 
-    /// Returns the socket and the forbidden descriptors. Closing them may block.
+    /// Reports on the back end's channel that the configuration space has changed. Returns true if
+    /// the front end will learn of it. If the socket is full, it will: it has not read earlier
+    /// reports, which say the same.
+    pub fn report_change(&self) -> bool {
+        let Some(back) = &self.back else { return false };
+        let bytes = CONFIG_CHANGED.map(u32::to_ne_bytes);
+        match rustix::io::retry_on_intr(|| send(back, bytes.as_flattened(), SEND_FLAGS)) {
+            Ok(count) => count == HEADER_BYTES,
+            Err(errno) => errno == Errno::AGAIN,
+        }
+    }
+
+    /// True if closing may block even though the front end has closed the connection.
+    pub fn has_back(&self) -> bool {
+        self.back.is_some()
+    }
+
+    /// Returns the socket, the back end's channel and the forbidden descriptors. Closing them may
+    /// block.
     pub fn into_files(self) -> Vec<OwnedFd> {
         let mut files = self.foreign;
+        files.extend(self.back);
         files.push(self.socket);
         files
     }
@@ -167,10 +205,9 @@ impl Channel {
             let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
             assert!(fits, "there is room for one descriptor");
         }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let slices = [IoSlice::new(bytes)];
         let sent =
-            rustix::io::retry_on_intr(|| sendmsg(&self.socket, &slices, &mut control, flags));
+            rustix::io::retry_on_intr(|| sendmsg(&self.socket, &slices, &mut control, SEND_FLAGS));
         match sent {
             Ok(count) if count == bytes.len() => Ok(()),
             // A reply is so short that it is truncated only if the socket is full.
@@ -196,10 +233,7 @@ impl Channel {
             };
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    for file in descriptors {
-                        let is_ours = is_memory(&file) || event::is_event(&file);
-                        if is_ours { &mut self.descriptors } else { &mut self.foreign }.push(file);
-                    }
+                    descriptors.for_each(|file| self.keep(file));
                 }
             }
             if !self.foreign.is_empty() {
@@ -217,7 +251,28 @@ impl Channel {
         }
         Ok(true)
     }
+
+    /// Keeps a descriptor until the message that it came with is complete.
+    fn keep(&mut self, file: OwnedFd) {
+        if is_memory(&file) || event::is_event(&file) {
+            self.descriptors.push(file);
+        } else if self.back.is_none() && is_unix_stream(&file) {
+            (self.back, self.has_back) = (Some(file), true);
+        } else {
+            self.foreign.push(file);
+        }
+    }
 }
+
+/// True if `file` is a UNIX stream socket. The kernel answers from its own records, and refuses
+/// these calls on all files that are no sockets.
+fn is_unix_stream(file: &OwnedFd) -> bool {
+    sockopt::socket_domain(file) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(file) == Ok(SocketType::STREAM)
+}
+
+/// Sending neither waits nor raises a signal.
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 /// Most descriptors in one message that the kernel passes on (`SCM_MAX_FD`).
 const SENT_MAX: usize = 253;

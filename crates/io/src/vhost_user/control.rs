@@ -128,6 +128,11 @@ impl Control {
         self.memory.is_lost() || self.inflight.as_ref().is_some_and(|area| area.mapping.is_lost())
     }
 
+    /// True if the front end keeps what is in flight, and with it the position of packed rings.
+    pub(super) fn has_inflight(&self) -> bool {
+        self.inflight.is_some()
+    }
+
     /// Carries out a request whose rings are stopped.
     pub(super) fn carry_out(
         &mut self,

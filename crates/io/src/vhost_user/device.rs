@@ -24,8 +24,10 @@
 //!
 //! Limit: [`REQUESTS_PER_TURN`].
 
+mod connecting;
 mod error;
 mod kicks;
+mod link;
 
 pub use error::VhostUserError;
 
@@ -42,7 +44,6 @@ use crate::endpoint::{self, Listener, RETRY_INTERVAL};
 use crate::reactor::{Events, Interest, Reactor};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,6 +76,8 @@ pub struct VhostUserCounters {
     pub refused: Refusals,
     /// Sessions that the device ended.
     pub sent_away: u64,
+    /// Sessions among these that ended because the link was set down.
+    pub link_down: u64,
     /// Rings that their driver broke.
     pub broken: u64,
     /// Packets dropped because no guest takes them: no front end, or no running and enabled ring.
@@ -84,8 +87,8 @@ pub struct VhostUserCounters {
 /// How the device and front ends connect.
 #[derive(Debug)]
 enum Endpoint {
-    /// Front ends connect to the device.
-    Server(Listener),
+    /// Front ends connect to the device at this path; without a socket while the link is down.
+    Server(Option<Listener>, PathBuf),
     /// The device connects to them, from this time on.
     Client(PathBuf, Instant),
     /// The device has the one connection that it was created with.
@@ -124,6 +127,7 @@ impl Wake for WakeEvent {
 /// A vhost-user device; see the module documentation.
 pub struct VhostUser {
     offer: Offer,
+    is_up: bool,
     endpoint: Endpoint,
     peer: Option<Peer>,
     control: Control,
@@ -151,12 +155,8 @@ impl VhostUser {
     /// # Panics
     /// If `offer` has no pair of queues, or too many.
     pub fn listen(path: &Path, offer: Offer) -> Result<Self, VhostUserError> {
-        let listener = Listener::bind(path)?;
-        let mut device = Self::new(Endpoint::Nowhere, offer)?;
-        // Edge-triggered: a front end that cannot be accepted now must not be reported again and
-        // again.
-        device.reactor.add(&listener, TOKEN_ENDPOINT, Interest::READ, true)?;
-        device.endpoint = Endpoint::Server(listener);
+        let mut device = Self::new(Endpoint::Server(None, path.to_owned()), offer)?;
+        device.open_socket()?;
         Ok(device)
     }
 
@@ -199,6 +199,7 @@ impl VhostUser {
         reactor.add(&event, TOKEN_WAKE, Interest::READ, true)?;
         Ok(Self {
             offer,
+            is_up: true,
             endpoint,
             peer: None,
             control: Control::new(),
@@ -291,64 +292,6 @@ impl VhostUser {
     /// Traffic through the rings since the device was created.
     pub fn traffic(&self) -> Traffic {
         self.rings.traffic()
-    }
-
-    /// Starts a session with a front end.
-    fn meet(&mut self, socket: OwnedFd) -> Result<(), VhostUserError> {
-        super::prepare()?;
-        self.reactor.add(&socket, TOKEN_CHANNEL, Interest::READ, false)?;
-        let (channel, session) = (Channel::new(socket), Session::new(self.offer));
-        self.peer = Some(Peer { channel, session, pending: None });
-        self.counters.sessions += 1;
-        self.event_log.put(DeviceEvent::Began);
-        Ok(())
-    }
-
-    /// Accepts front ends that have connected, or disconnects them if there is a session already.
-    fn accept(&mut self, now: Instant) -> Result<(), VhostUserError> {
-        self.accept_at = None;
-        loop {
-            if self.closing.is_full() {
-                self.accept_at = Some(now + RETRY_INTERVAL);
-                return Ok(());
-            }
-            let Endpoint::Server(listener) = &self.endpoint else { return Ok(()) };
-            match listener.accept() {
-                Ok(Some(socket)) if self.peer.is_some() => {
-                    self.counters.turned_away += 1;
-                    self.closing.close(vec![socket]);
-                }
-                Ok(Some(socket)) => self.meet(socket)?,
-                Ok(None) => return Ok(()),
-                // Out of descriptors or memory: try again later.
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    self.accept_at = Some(now + RETRY_INTERVAL);
-                    return Ok(());
-                }
-                Err(errno) => return Err(io::Error::from(errno).into()),
-            }
-        }
-    }
-
-    /// As a client without a front end: connects when it is time. Returns the time of the next
-    /// attempt.
-    fn call_again(&mut self, now: Instant) -> Result<Option<Instant>, VhostUserError> {
-        let Endpoint::Client(path, at) = &mut self.endpoint else { return Ok(None) };
-        if self.peer.is_some() {
-            return Ok(None);
-        }
-        if *at > now {
-            return Ok(Some(*at));
-        }
-        *at = now + RETRY_INTERVAL;
-        let at = *at;
-        if self.closing.is_full() {
-            return Ok(Some(at));
-        }
-        match endpoint::connect(path)? {
-            Some(socket) => self.meet(socket).map(|()| None),
-            None => Ok(Some(at)),
-        }
     }
 
     /// Carries out requests until there are no more or one has to wait.
@@ -467,8 +410,10 @@ impl VhostUser {
     fn part(&mut self, peer: Peer, end: SessionEnd, now: Instant) {
         self.unwatch_kicks();
         self.control = Control::new();
-        if end != ChannelError::Closed.into() {
-            self.counters.sent_away += 1;
+        let is_ours = end != ChannelError::Closed.into();
+        self.counters.sent_away += u64::from(is_ours);
+        self.counters.link_down += u64::from(end == SessionEnd::LinkDown);
+        if is_ours || peer.channel.has_back() {
             self.hang_up(peer.channel);
         }
         self.event_log.put(DeviceEvent::Ended(end));

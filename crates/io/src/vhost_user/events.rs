@@ -21,6 +21,8 @@ pub const REFUSALS_REPORTED_MAX: u32 = 16;
 pub enum SessionEnd {
     /// The connection ended.
     Channel(ChannelError),
+    /// The link was set down, and the front end takes no reports.
+    LinkDown,
     /// A shared file was truncated, so that guest memory, the dirty log or the in-flight region is
     /// lost.
     MemoryLost,
@@ -37,6 +39,7 @@ impl fmt::Display for SessionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Channel(error) => error.fmt(f),
+            Self::LinkDown => f.write_str("the link was set down"),
             Self::MemoryLost => f.write_str("the front end truncated a file that it shares"),
             Self::Refused { code, error } => write!(
                 f,

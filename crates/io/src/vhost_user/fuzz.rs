@@ -1,4 +1,4 @@
-//! A front end that sends arbitrary messages to a device.
+//! A front end that sends arbitrary messages to a device whose link and MTU change meanwhile.
 
 use super::device::VhostUser;
 use super::session::Offer;
@@ -17,10 +17,15 @@ use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 const MESSAGES_MAX: usize = 64;
 /// Bytes of the file that stands for guest memory.
 const FILE_BYTES: u64 = 1 << 16;
+/// In the byte for the flags, which needs the lowest four bits only: the state of the link, and
+/// whether the MTU is small.
+const LINK_DOWN: u8 = 1 << 6;
+const SMALL_MTU: u8 = 1 << 7;
 
 /// Sends the messages that `data` encodes. Each has one byte for the request, one for the flags,
 /// two for the length of the payload and one for the kinds of descriptors, and then the payload.
-/// All replies are read. At the end no descriptor that was sent is still open.
+/// All replies are read. Before each message the device gets the link and the MTU that the flags
+/// say. At the end no descriptor that was sent is still open.
 pub fn front_end(data: &[u8]) {
     let (socket, ours) = UnixStream::pair().expect("descriptors");
     let offer = Offer { pairs: 2, mac: Some([2; 6]), ..Offer::default() };
@@ -29,7 +34,8 @@ pub fn front_end(data: &[u8]) {
     let config = MemoryConfig { packets: 16, small_frames: 16, large_frames: 4 };
     let (mut memory, mut burst, ledger) = (Memory::new(config), Burst::new(), Ledger::new());
     let (mut end, pipe) = std::io::pipe().expect("descriptors");
-    let files = files(pipe.into());
+    let (mut reports, channel) = UnixStream::pair().expect("descriptors");
+    let files = files(pipe.into(), channel.into());
     let mut left = data;
     for number in 0..MESSAGES_MAX {
         let Some(([code, flags, low, high, kinds], rest)) = left.split_first_chunk() else { break };
@@ -38,6 +44,8 @@ pub fn front_end(data: &[u8]) {
         left = &rest[payload.len()..];
         let words = [u32::from(*code), u32::from(*flags), length as u32];
         let bytes = [&words.map(u32::to_ne_bytes).concat(), payload].concat();
+        device.set_mtu(if flags & SMALL_MTU == 0 { 1500 } else { 576 });
+        device.set_link(flags & LINK_DOWN == 0).expect("it has no socket to open");
         send(&socket, &bytes, *kinds, &files);
         // An error would be the system's; nothing that the front end does is one.
         let now = Instant::START + Duration::from_millis(number as u64);
@@ -50,19 +58,20 @@ pub fn front_end(data: &[u8]) {
     burst.clear();
     drop((device, files, socket));
     assert_eq!(end.read(&mut [0]).expect("a pipe"), 0, "a descriptor is still open");
+    std::io::copy(&mut reports, &mut std::io::sink()).expect("the socket is closed, too");
 }
 
 /// One descriptor of each kind that messages carry, and one that none carries.
-fn files(pipe: OwnedFd) -> [OwnedFd; 3] {
+fn files(pipe: OwnedFd, channel: OwnedFd) -> [OwnedFd; 4] {
     let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).expect("descriptors");
     rustix::fs::ftruncate(&file, FILE_BYTES).expect("memory");
     let event = eventfd(0, EventfdFlags::CLOEXEC).expect("descriptors");
-    [file, event, pipe]
+    [file, event, pipe, channel]
 }
 
 /// Sends as many descriptors as the low four bits of `kinds` say, starting with the kind in the
 /// high four bits. Fails if the device has disconnected the front end.
-fn send(socket: &UnixStream, bytes: &[u8], kinds: u8, files: &[OwnedFd; 3]) {
+fn send(socket: &UnixStream, bytes: &[u8], kinds: u8, files: &[OwnedFd; 4]) {
     let (count, first) = (usize::from(kinds & 15), usize::from(kinds >> 4));
     let kinds = (0..count).map(|number| files[(first + number) % files.len()].as_fd());
     let descriptors: Vec<BorrowedFd<'_>> = kinds.collect();

@@ -53,6 +53,10 @@ const NO_DESCRIPTOR: u64 = 1 << 8;
 /// Flag of ring addresses: writes to the used ring are logged.
 const RING_FLAG_LOG: u32 = 1;
 
+/// `BACKEND_CONFIG_CHANGE_MSG` on the back end's channel: number, flags, length of the payload. It
+/// requests no answer.
+pub(super) const CONFIG_CHANGED: [u32; 3] = [2, VERSION, 0];
+
 /// Numbers of requests.
 pub(super) mod code {
     pub(in super::super) const GET_FEATURES: u32 = 1;
@@ -75,6 +79,7 @@ pub(super) mod code {
     pub(in super::super) const SET_VRING_ENABLE: u32 = 18;
     pub(in super::super) const SEND_RARP: u32 = 19;
     pub(in super::super) const NET_SET_MTU: u32 = 20;
+    pub(in super::super) const SET_BACKEND_REQ_FD: u32 = 21;
     pub(in super::super) const GET_CONFIG: u32 = 24;
     pub(in super::super) const SET_CONFIG: u32 = 25;
     pub(in super::super) const GET_INFLIGHT_FD: u32 = 31;
@@ -291,6 +296,9 @@ pub enum Request {
     SendRarp([u8; 6]),
     /// The MTU to report to the guest.
     NetSetMtu(u16),
+    /// Report changes of the configuration space on the socket that came with the message, which
+    /// the [channel](super::channel::Channel) keeps.
+    SetBackendChannel,
     /// Read a range of the configuration space.
     GetConfig(ConfigRange),
     /// Write these bytes at an offset, within [`CONFIG_BYTES_MAX`]. The flag is true if a migration
@@ -395,6 +403,7 @@ impl Payload<'_> {
                 Request::SendRarp([a, b, c, d, e, f])
             }
             code::NET_SET_MTU => Request::NetSetMtu(self.narrow(self.u64()?)?),
+            code::SET_BACKEND_REQ_FD => self.empty(Request::SetBackendChannel)?,
             code::GET_CONFIG => Request::GetConfig(self.config()?.0),
             code::SET_CONFIG => {
                 let (range, flags, bytes) = self.config()?;

@@ -22,15 +22,15 @@
 //!
 //! Limit: [`RINGS_MAX`]. One thread at a time.
 
+mod offer;
 mod refusal;
 
+pub use offer::{Offer, feature, protocol};
 pub use refusal::Refusal;
 
 use super::message::{
-    ConfigRange, InflightLayout, REGIONS_MAX, RegionLayout, Reply, Request, RingAddresses,
-    RingRequest,
+    ConfigRange, InflightLayout, RegionLayout, Reply, Request, RingAddresses, RingRequest,
 };
-use super::virtq;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -39,111 +39,8 @@ pub const RINGS_MAX: u16 = 64;
 /// Smallest MTU that may be reported to a guest (RFC 791 §3.2).
 pub const MTU_MIN: u16 = 68;
 
-/// Features of virtio and vhost-user that matter here; the others are those of the rings.
-pub mod feature {
-    /// The configuration space has an MTU.
-    pub const MTU: u64 = 1 << 3;
-    /// The configuration space has an Ethernet address.
-    pub const MAC: u64 = 1 << 5;
-    /// The configuration space has a link status.
-    pub const STATUS: u64 = 1 << 16;
-    /// There is a control queue, which the front end serves.
-    pub const CONTROL_QUEUE: u64 = 1 << 17;
-    /// There may be several pairs of queues.
-    pub const MULTI_QUEUE: u64 = 1 << 22;
-    /// Writes to guest memory are logged (vhost).
-    pub const LOG_ALL: u64 = 1 << 26;
-    /// Protocol features are negotiated (vhost-user).
-    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
-    /// The device conforms to virtio 1.
-    pub const VERSION_1: u64 = 1 << 32;
-    /// Rings have the packed layout.
-    pub const RING_PACKED: u64 = 1 << 34;
-}
-
-/// Features of the vhost-user protocol.
-pub mod protocol {
-    /// The front end can ask for the number of rings.
-    pub const MULTI_QUEUE: u64 = 1 << 0;
-    /// The dirty log is shared memory.
-    pub const LOG_SHMFD: u64 = 1 << 1;
-    /// The back end announces a migrated guest to the network.
-    pub const RARP: u64 = 1 << 2;
-    /// Requests can ask for an acknowledgement.
-    pub const REPLY_ACK: u64 = 1 << 3;
-    /// The front end sets the MTU.
-    pub const MTU: u64 = 1 << 4;
-    /// The back end has the configuration space.
-    pub const CONFIG: u64 = 1 << 9;
-    /// The in-flight region survives a crash of the back end.
-    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
-    /// The device can be reset.
-    pub const RESET_DEVICE: u64 = 1 << 13;
-    /// Memory regions are added and removed one by one.
-    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-    /// The back end has the virtio status field.
-    pub const STATUS: u64 = 1 << 16;
-
-    /// The protocol features that are always offered.
-    pub const ALWAYS: u64 = MULTI_QUEUE
-        | LOG_SHMFD
-        | RARP
-        | REPLY_ACK
-        | MTU
-        | INFLIGHT_SHMFD
-        | RESET_DEVICE
-        | CONFIGURE_MEM_SLOTS
-        | STATUS;
-}
-
 /// Status bit by which the driver asks whether its features are accepted.
 const STATUS_FEATURES_OK: u8 = 8;
-
-/// What a device offers to each front end.
-#[derive(Clone, Copy, Debug)]
-pub struct Offer {
-    /// Features of the rings; those of the configuration space and the protocol are added.
-    pub features: u64,
-    /// Pairs of queues; each is two rings.
-    pub pairs: u16,
-    /// Most memory regions at a time.
-    pub memory_slots: u64,
-    /// Largest MTU, which is also the one reported to the guest unless the front end sets another.
-    pub mtu: u16,
-    /// The guest's Ethernet address, if the device chooses it. Then the device also has the
-    /// configuration space. QEMU's network devices have their own, and warn if one is offered.
-    pub mac: Option<[u8; 6]>,
-}
-
-impl Default for Offer {
-    /// All features of the rings, one pair of queues, an MTU of 1500.
-    fn default() -> Self {
-        let memory_slots = REGIONS_MAX as u64;
-        Self { features: virtq::FEATURES, pairs: 1, memory_slots, mtu: 1500, mac: None }
-    }
-}
-
-impl Offer {
-    /// All offered features.
-    pub fn features(&self) -> u64 {
-        let mut features = self.features | feature::VERSION_1 | feature::PROTOCOL_FEATURES;
-        features |= feature::LOG_ALL | feature::MTU | feature::STATUS;
-        if self.pairs > 1 {
-            // virtio 1.2 §5.1.3.1: several queues require a control queue.
-            features |= feature::MULTI_QUEUE | feature::CONTROL_QUEUE;
-        }
-        if self.mac.is_some() {
-            features |= feature::MAC;
-        }
-        features
-    }
-
-    /// All offered protocol features.
-    pub fn protocol_features(&self) -> u64 {
-        let config = if self.mac.is_some() { protocol::CONFIG } else { 0 };
-        protocol::ALWAYS | config
-    }
-}
 
 /// A set of rings, one bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -266,8 +163,12 @@ pub struct Session {
     protocol_features: u64,
     rings: Box<[Ring]>,
     status: u8,
+    /// The MTU in the configuration space.
     mtu: u16,
+    /// The front end has set it.
+    has_set_mtu: bool,
     mac: [u8; 6],
+    is_up: bool,
 }
 
 impl Session {
@@ -285,7 +186,9 @@ impl Session {
             rings: (0..rings).map(|_| Ring::default()).collect(),
             status: 0,
             mtu: offer.mtu,
+            has_set_mtu: false,
             mac: offer.mac.unwrap_or_default(),
+            is_up: true,
         }
     }
 
@@ -349,6 +252,7 @@ impl Session {
             Request::GetQueueNum => Reply::Number(self.ring_count().into()).into(),
             Request::SendRarp(mac) => Effect::Announce(mac).into(),
             Request::NetSetMtu(mtu) => self.set_mtu(mtu)?.into(),
+            Request::SetBackendChannel => Effect::Done.into(),
             Request::GetConfig(range) => self.config(range).into(),
             Request::SetConfig(offset, bytes, restore) => {
                 self.set_config(offset, &bytes, restore)?.into()
@@ -438,9 +342,28 @@ impl Session {
         self.rings[usize::from(ring)].error.as_ref().map(AsFd::as_fd)
     }
 
-    /// The MTU reported to the guest.
+    /// Largest IP packet that the guest gets.
     pub fn mtu(&self) -> u16 {
-        self.mtu
+        self.mtu.min(self.offer.mtu)
+    }
+
+    /// Changes the largest MTU. One that the front end has set, or that the guest may have read,
+    /// stays until a reset (virtio 1.2 §5.1.4.1: it must not change).
+    pub fn set_mtu_max(&mut self, mtu: u16) {
+        self.offer.mtu = mtu;
+        if !self.has_set_mtu && self.features & feature::MTU == 0 {
+            self.mtu = mtu;
+        }
+    }
+
+    /// Changes the link status in the configuration space.
+    pub fn set_link(&mut self, is_up: bool) {
+        self.is_up = is_up;
+    }
+
+    /// True if the front end reads the configuration space and takes reports of its changes.
+    pub fn takes_reports(&self) -> bool {
+        self.require(protocol::CONFIG | protocol::BACKEND_REQ).is_ok()
     }
 
     /// Negotiated features.
@@ -502,17 +425,18 @@ impl Session {
         if !(MTU_MIN..=self.offer.mtu).contains(&mtu) {
             return Err(Refusal::Mtu(mtu));
         }
-        self.mtu = mtu;
+        (self.mtu, self.has_set_mtu) = (mtu, true);
         Ok(Effect::Done)
     }
 
     /// virtio 1.2 §5.1.4: address, status, pairs, MTU. Fields whose features are not offered read
     /// as zeros.
     fn config(&self, range: ConfigRange) -> Reply {
-        const LINK_UP: u16 = 1;
+        // VIRTIO_NET_S_LINK_UP
+        let status = u16::from(self.is_up);
         let mut space = Vec::with_capacity(range.offset + range.bytes);
         space.extend(self.mac);
-        for field in [LINK_UP, self.offer.pairs, self.mtu] {
+        for field in [status, self.offer.pairs, self.mtu] {
             space.extend(field.to_le_bytes());
         }
         space.resize(space.len().max(range.offset + range.bytes), 0);
@@ -538,7 +462,7 @@ impl Session {
 
     fn reset(&mut self) -> Effect {
         let protocol_features = self.protocol_features;
-        *self = Self { protocol_features, ..Self::new(self.offer) };
+        *self = Self { protocol_features, is_up: self.is_up, ..Self::new(self.offer) };
         Effect::Reset
     }
 
@@ -562,6 +486,7 @@ fn needed(request: &Request) -> u64 {
         Request::SetLogBase(..) => protocol::LOG_SHMFD,
         Request::SendRarp(_) => protocol::RARP,
         Request::NetSetMtu(_) => protocol::MTU,
+        Request::SetBackendChannel => protocol::BACKEND_REQ,
         Request::GetInflightFd(_) | Request::SetInflightFd(..) => protocol::INFLIGHT_SHMFD,
         Request::ResetDevice => protocol::RESET_DEVICE,
         Request::GetMaxMemSlots | Request::AddMemReg(..) | Request::RemMemReg(_) => {

@@ -30,8 +30,10 @@ use core::cmp::Reverse;
 use core::net::SocketAddr;
 use towpath_packet::{Lender, Piece, Returns};
 
-/// Maximum number of groups of one stack.
-pub const GROUPS_MAX: usize = 16_384;
+/// Maximum number of groups of one stack: several for each of the connections that it may have.
+pub const GROUPS_MAX: usize = 16 * GROUPS_PER_PART;
+/// Groups for which memory is allocated at a time.
+pub(super) const GROUPS_PER_PART: usize = 16_384;
 /// Maximum number of calls that share a notice.
 pub const CALLS_MAX: u32 = 65_534;
 /// Maximum bytes of calls that share a notice; a single call may have more.
@@ -83,8 +85,8 @@ impl Group {
 
 /// All groups of a stack, and their limits.
 pub(super) struct Lendings {
-    /// Made with the first group.
-    returns: Option<Arc<Returns>>,
+    /// A part for each [`GROUPS_PER_PART`] groups.
+    returns: Vec<Arc<Returns>>,
     pub(super) groups: Vec<Group>,
     free: Vec<u32>,
     pages: usize,
@@ -99,7 +101,7 @@ pub(super) struct Lendings {
 impl Lendings {
     pub(super) fn new() -> Self {
         Self {
-            returns: None,
+            returns: Vec::new(),
             groups: Vec::new(),
             free: Vec::new(),
             pages: 0,
@@ -110,7 +112,8 @@ impl Lendings {
         }
     }
 
-    fn begin(&mut self, socket: SocketId) -> Option<u32> {
+    /// Begins a group with one share; `None` if there are [`GROUPS_MAX`].
+    fn begin(&mut self, socket: SocketId) -> Option<Share> {
         let begin = |outstanding| Group {
             socket,
             connection: None,
@@ -132,8 +135,20 @@ impl Lendings {
             }
             None => return None,
         };
-        self.returns.get_or_insert_with(|| Returns::new(GROUPS_MAX)).begin(index);
-        Some(index)
+        let (part, place) = place_of(index);
+        if part == self.returns.len() {
+            self.returns.push(Returns::new(GROUPS_PER_PART));
+        }
+        let returns = self.returns[part].clone();
+        returns.begin(place);
+        Some(Share { returns, group: index })
+    }
+
+    /// Makes another share of a group; `None` if it is over or has the largest number of shares.
+    fn share(&self, group: u32) -> Option<Share> {
+        let (part, place) = place_of(group);
+        let returns = self.returns.get(part).filter(|returns| returns.share(place))?;
+        Some(Share { returns: returns.clone(), group })
     }
 
     /// True if a call of `bytes` may share the notice of a group.
@@ -180,8 +195,15 @@ impl LentCall {
 
 /// A call's share of its group: the group does not end before the call.
 pub(super) struct Share {
+    /// The part of the table that the group is in.
     returns: Arc<Returns>,
     pub(super) group: u32,
+}
+
+/// The part of the table that a group is in, and its number there.
+fn place_of(group: u32) -> (usize, u32) {
+    let per_part = GROUPS_PER_PART as u32;
+    ((group / per_part) as usize, group % per_part)
 }
 
 impl Share {
@@ -193,15 +215,16 @@ impl Share {
     ) -> Option<Piece> {
         // The loan needs its own share, or its memory would be returned too early. This fails only
         // if the group has the maximum number of shares, as the call itself has one.
-        if !self.returns.share(self.group) {
+        let (_, place) = place_of(self.group);
+        if !self.returns.share(place) {
             return None;
         }
-        let borrower = Borrower { lender: self.returns.clone(), token: self.group.into() };
+        let borrower = Borrower { lender: self.returns.clone(), token: place.into() };
         let piece = lend(most, borrower);
         match &piece {
             Some(piece) => assert!((1..=most).contains(&piece.len()), "some, and not too much"),
             None => {
-                self.returns.end(self.group, false);
+                self.returns.end(place, false);
             }
         }
         piece
@@ -210,7 +233,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.returns.end(self.group, false);
+        self.returns.end(place_of(self.group).1, false);
     }
 }
 
@@ -378,11 +401,8 @@ impl Sockets {
         if limits.pages.is_some_and(|most| self.lendings.pages + pages > most) {
             return Err(Error::NoBuffers);
         }
-        if let Some(group) = group
-            && let Some(returns) = &self.lendings.returns
-            && returns.share(group)
-        {
-            return Ok(Share { returns: returns.clone(), group });
+        if let Some(share) = group.and_then(|group| self.lendings.share(group)) {
+            return Ok(share);
         }
         let socket = self.socket_mut(id)?;
         let notices = socket.lending.groups + socket.notices.lent();
@@ -390,10 +410,9 @@ impl Sockets {
             return Err(Error::NoBuffers);
         }
         socket.notices.reserve(socket.lending.groups + 1);
-        let group = self.lendings.begin(id).ok_or(Error::NoBuffers)?;
+        let share = self.lendings.begin(id).ok_or(Error::NoBuffers)?;
         self.socket_mut(id)?.lending.groups += 1;
-        let returns = self.lendings.returns.clone().ok_or(Error::NoBuffers)?;
-        Ok(Share { returns, group })
+        Ok(share)
     }
 
     /// The group at the end of the send queue, if a call of `bytes` may share its notice.
@@ -425,12 +444,14 @@ impl Sockets {
 
     /// Reports the groups that ended.
     pub(super) fn drain_returns(&mut self) {
-        let Some(returns) = self.lendings.returns.as_ref().filter(|returns| returns.has_ended())
-        else {
+        if !self.lendings.returns.iter().any(|returns| returns.has_ended()) {
             return;
-        };
+        }
         let mut ended = core::mem::take(&mut self.lendings.ended);
-        returns.take(|group, copied| ended.push((Reverse(0), group, copied)));
+        for (part, returns) in (0..).zip(&self.lendings.returns) {
+            let first = part * GROUPS_PER_PART as u32;
+            returns.take(|place, copied| ended.push((Reverse(0), first + place, copied)));
+        }
         // Sort each socket's groups by call number so that their notices join; recalls end them out
         // of order.
         if ended.len() > 1 {

@@ -2,35 +2,18 @@
 
 use towpath_packet::{Caps, Checksum, Gso, GsoKind, Memory, Packet};
 
+use super::Context;
 use super::ingress::Verdict;
 use super::port::{Egress, Port, PortId};
 use super::vlan::{Leaves, TAG_LEN, set_tag};
-use super::{Context, Switch};
 use crate::counters::PortDrop;
 use crate::gso::{self, Checksums, SegmentError};
 use crate::wire::ethernet;
 use crate::wire::headers::Headers;
 
-impl Switch {
-    /// Adapts a packet to port `to`, and queues it there or drops it.
-    pub(super) fn emit(
-        &mut self,
-        packet: Packet,
-        verdict: &Verdict,
-        to: PortId,
-        cx: &mut Context<'_>,
-        out: &mut impl Egress,
-    ) {
-        let port = self.port_mut(to);
-        match port.send(to, packet, verdict, cx, out) {
-            Ok(()) => self.touched.insert(to),
-            Err(reason) => port.counters.drop(reason),
-        }
-    }
-}
-
 impl Port {
-    fn send(
+    /// Queues a packet in the form that the port takes. Returns why it cannot.
+    pub(super) fn send(
         &mut self,
         id: PortId,
         mut packet: Packet,

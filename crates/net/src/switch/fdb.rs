@@ -1,17 +1,16 @@
 //! The address table: the port of each station of a VLAN (IEEE 802.1Q §8.8).
 //!
-//! Entries have 16 bytes, in one array with linear probing. At most half of the slots are in use,
-//! so that most searches end in the cache line where they begin. Removal closes the gap instead of
-//! leaving a tombstone, so the table does not slow down with use. The hash is seeded, so that
-//! attackers cannot choose colliding addresses.
+//! Entries have 16 bytes, in a [`Table`] that one thread changes and others read without locks. Its
+//! hash is seeded, so that attackers cannot choose colliding addresses.
 //!
 //! A learned entry that was not refreshed within the ageing time is no longer found; the next
 //! [`Fdb::expire`] removes it. A static entry stays until it is removed.
-
-use alloc::boxed::Box;
-use core::hash::BuildHasher;
+//!
+//! [`Fdb`] is the owner's. A [`FdbReader`] changes one thing only: the time of a station's last
+//! frame.
 
 use foldhash::fast::FixedState;
+use towpath_packet::table::{Found, Table, TableReader};
 
 use super::PORTS_MAX;
 use super::vlan::Vid;
@@ -27,6 +26,13 @@ impl Key {
     pub(super) fn new(mac: MacAddr, vid: Vid) -> Self {
         let [a, b, c, d, e, f] = mac.0;
         Self(u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 16 | u64::from(vid.number()))
+    }
+
+    /// One of 64 bits. Equal keys have the same bit.
+    #[inline]
+    pub(super) fn bit(self) -> u64 {
+        // The upper bits of a product depend on all bits of its factors.
+        1 << (self.0.wrapping_mul(FACTOR) >> (u64::BITS - 6))
     }
 }
 
@@ -48,22 +54,14 @@ impl Entry {
         let kind = if self.is_static { STATIC } else { 0 };
         self.seen_ms << SEEN_SHIFT | kind | u64::from(self.port)
     }
-}
 
-/// A slot of the table: empty if the key is zero.
-#[derive(Clone, Copy)]
-struct Slot {
-    key: u64,
-    value: u64,
+    fn is_current(&self, now_ms: u64, age_ms: u64) -> bool {
+        self.is_static || now_ms.saturating_sub(self.seen_ms) < age_ms
+    }
 }
-
-const EMPTY: Slot = Slot { key: 0, value: 0 };
-const _: () = assert!(size_of::<Slot>() == 16, "four entries in a cache line");
 
 pub(super) struct Fdb {
-    slots: Box<[Slot]>,
-    mask: usize,
-    hash: FixedState,
+    table: Table<FixedState>,
     age_ms: u64,
     /// Entries of each port, learned and static.
     counts: [u32; PORTS_MAX],
@@ -74,36 +72,31 @@ pub(super) struct Fdb {
 impl Fdb {
     /// A table with room for `entries_max`.
     pub(super) fn new(entries_max: usize, age: Duration, seed: u64) -> Self {
-        let places = (entries_max.max(1) * PLACES_PER_ENTRY).next_power_of_two();
         Self {
-            slots: alloc::vec![EMPTY; places].into_boxed_slice(),
-            mask: places - 1,
-            hash: FixedState::with_seed(seed),
+            table: Table::new(entries_max, FixedState::with_seed(seed)),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             counts: [0; PORTS_MAX],
             expires_ms: None,
         }
     }
 
+    /// The table for another thread.
+    pub(super) fn reader(&self) -> FdbReader {
+        FdbReader { table: self.table.reader(), age_ms: self.age_ms }
+    }
+
     /// Finds the current entry of a station.
     pub(super) fn find(&self, key: Key, now: Instant) -> Option<Entry> {
-        let slot = self.slots[self.place_of(key.0).ok()?];
-        let entry = Entry::unpack(slot.value);
-        self.is_current(&entry, now.millis()).then_some(entry)
+        let entry = Entry::unpack(self.table.get(key.0)?);
+        entry.is_current(now.millis(), self.age_ms).then_some(entry)
     }
 
     /// Inserts or replaces the entry of a station. The caller has checked that this is allowed, and
     /// keeps the number of entries within the size of the table.
     pub(super) fn put(&mut self, key: Key, port: u8, is_static: bool, now: Instant) {
         let seen_ms = now.millis();
-        let value = Entry { port, is_static, seen_ms }.pack();
-        match self.place_of(key.0) {
-            Ok(place) => {
-                let before = Entry::unpack(self.slots[place].value);
-                self.counts[usize::from(before.port)] -= 1;
-                self.slots[place].value = value;
-            }
-            Err(place) => self.slots[place] = Slot { key: key.0, value },
+        if let Some(before) = self.table.insert(key.0, Entry { port, is_static, seen_ms }.pack()) {
+            self.counts[usize::from(Entry::unpack(before).port)] -= 1;
         }
         self.counts[usize::from(port)] += 1;
         if !is_static && self.expires_ms.is_none() {
@@ -118,21 +111,20 @@ impl Fdb {
 
     /// Number of a port's static entries. Walks the table.
     pub(super) fn static_count(&self, port: u8) -> u32 {
-        let taken = self.slots.iter().filter(|slot| slot.key != 0);
-        let entries = taken.map(|slot| Entry::unpack(slot.value));
+        let entries = self.table.iter().map(|(_, value)| Entry::unpack(value));
         entries.filter(|entry| entry.is_static && entry.port == port).count() as u32
     }
 
     /// Port of an entry, even if it has expired.
     pub(super) fn holder(&self, key: Key) -> Option<u8> {
-        let place = self.place_of(key.0).ok()?;
-        Some(Entry::unpack(self.slots[place].value).port)
+        Some(Entry::unpack(self.table.get(key.0)?).port)
     }
 
     /// Removes one entry; true if it was there.
     pub(super) fn remove(&mut self, key: Key) -> bool {
-        let place = self.place_of(key.0);
-        place.map(|place| self.clear(place)).is_ok()
+        let Some(value) = self.table.remove(key.0) else { return false };
+        self.counts[usize::from(Entry::unpack(value).port)] -= 1;
+        true
     }
 
     /// Removes the entries of `port`; static ones only if `statics`.
@@ -149,7 +141,7 @@ impl Fdb {
         let age_ms = self.age_ms;
         let mut oldest_ms = None;
         self.retain(|entry| {
-            let current = entry.is_static || now_ms.saturating_sub(entry.seen_ms) < age_ms;
+            let current = entry.is_current(now_ms, age_ms);
             if current && !entry.is_static {
                 let oldest = oldest_ms.get_or_insert(entry.seen_ms);
                 *oldest = entry.seen_ms.min(*oldest);
@@ -166,71 +158,71 @@ impl Fdb {
 
     /// All current entries; for reports.
     pub(super) fn iter(&self, now: Instant) -> impl Iterator<Item = (MacAddr, Vid, Entry)> + '_ {
-        let taken = self.slots.iter().filter(|slot| slot.key != 0);
-        taken.filter_map(move |slot| {
-            let [_, _, a, b, c, d, e, f] = (slot.key >> 16).to_be_bytes();
-            let entry = Entry::unpack(slot.value);
-            let vid = Vid::new(slot.key as u16)?;
-            self.is_current(&entry, now.millis()).then_some((
-                MacAddr([a, b, c, d, e, f]),
-                vid,
-                entry,
-            ))
+        self.table.iter().filter_map(move |(key, value)| {
+            let [_, _, a, b, c, d, e, f] = (key >> 16).to_be_bytes();
+            let entry = Entry::unpack(value);
+            let vid = Vid::new(key as u16)?;
+            let station = (MacAddr([a, b, c, d, e, f]), vid, entry);
+            entry.is_current(now.millis(), self.age_ms).then_some(station)
         })
     }
 
-    fn is_current(&self, entry: &Entry, now_ms: u64) -> bool {
-        entry.is_static || now_ms.saturating_sub(entry.seen_ms) < self.age_ms
-    }
-
-    /// Slot of a key, or the free slot where it would be inserted.
-    fn place_of(&self, key: u64) -> Result<usize, usize> {
-        let mut place = self.home(key);
-        loop {
-            match self.slots[place].key {
-                0 => return Err(place),
-                found if found == key => return Ok(place),
-                _ => place = (place + 1) & self.mask,
-            }
-        }
-    }
-
-    fn home(&self, key: u64) -> usize {
-        self.hash.hash_one(key) as usize & self.mask
-    }
-
     fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
-        for place in 0..self.slots.len() {
-            // Closing a gap may move another entry here.
-            while self.slots[place].key != 0 && !keep(&Entry::unpack(self.slots[place].value)) {
-                self.clear(place);
-            }
-        }
-    }
-
-    /// Empties a slot and moves later entries up that could no longer be found across the gap.
-    fn clear(&mut self, place: usize) {
-        let port = Entry::unpack(self.slots[place].value).port;
-        self.counts[usize::from(port)] -= 1;
-        let distance = |from: usize, to: usize| to.wrapping_sub(from) & self.mask;
-        let (mut gap, mut next) = (place, place);
-        loop {
-            next = (next + 1) & self.mask;
-            let slot = self.slots[next];
-            if slot.key == 0 {
-                break;
-            }
-            if distance(self.home(slot.key), next) >= distance(gap, next) {
-                self.slots[gap] = slot;
-                gap = next;
-            }
-        }
-        self.slots[gap] = EMPTY;
+        let counts = &mut self.counts;
+        self.table.retain(|value| {
+            let entry = Entry::unpack(value);
+            let is_kept = keep(&entry);
+            counts[usize::from(entry.port)] -= u32::from(!is_kept);
+            is_kept
+        });
     }
 }
 
-/// Slots of the table per possible entry.
-const PLACES_PER_ENTRY: usize = 2;
+/// The table as another thread reads it.
+pub(super) struct FdbReader {
+    table: TableReader<FixedState>,
+    age_ms: u64,
+}
+
+impl FdbReader {
+    /// Finds the current entry of a station. `None` also if the owner changes the table at this
+    /// moment.
+    pub(super) fn find(&self, key: Key, now: Instant) -> Option<Entry> {
+        self.search(key, now).map(|(_, entry)| entry)
+    }
+
+    /// True if a station is found behind `port`, and has sent a frame there now.
+    ///
+    /// Stores the time only if the stored one is older than a share of the ageing time
+    /// ([`REFRESHES_PER_AGE`]), so that a busy station's line stays in the caches of all threads. A
+    /// thread may store it in the entry of another station that got the slot meanwhile, if that one
+    /// is learned, behind the same port and was seen at the same time: it ages as if it had sent
+    /// this frame.
+    pub(super) fn refresh(&self, key: Key, port: u8, now: Instant) -> bool {
+        let Some((found, entry)) = self.search(key, now) else { return false };
+        if entry.port != port {
+            return false;
+        }
+        let seen_ms = now.millis();
+        let is_old = seen_ms.saturating_sub(entry.seen_ms) > self.age_ms / REFRESHES_PER_AGE;
+        if is_old && !entry.is_static {
+            self.table.exchange(found, Entry { seen_ms, ..entry }.pack());
+        }
+        true
+    }
+
+    fn search(&self, key: Key, now: Instant) -> Option<(Found, Entry)> {
+        let found = self.table.find(key.0)?;
+        let entry = Entry::unpack(found.value);
+        entry.is_current(now.millis(), self.age_ms).then_some((found, entry))
+    }
+}
+
+/// Times per ageing time that a reader stores when a station was seen.
+const REFRESHES_PER_AGE: u64 = 64;
+
+/// An odd number with irregular bits: 2⁶⁴ divided by the golden ratio.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Marks a static entry; the bit above the port.
 const STATIC: u64 = 1 << 8;

@@ -203,11 +203,12 @@ impl Guard {
     }
 
     fn check_claimed(&self, address: IpAddr, owners: Option<Owners<'_>>) -> Result<(), PortDrop> {
-        let is_allowed = match &self.addresses[..] {
-            [] => owners.is_none_or(|may_claim| may_claim(address)),
-            list => list.iter().any(|prefix| prefix.contains(address)),
-        };
-        if is_allowed || address.is_unspecified() { Ok(()) } else { Err(PortDrop::AddressSpoofed) }
+        let is_allowed = address.is_unspecified()
+            || match &self.addresses[..] {
+                [] => owners.is_none_or(|may_claim| may_claim(address)),
+                list => list.iter().any(|prefix| prefix.contains(address)),
+            };
+        if is_allowed { Ok(()) } else { Err(PortDrop::AddressSpoofed) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ingress: judges each packet of a burst and determines its destination.
+//! Ingress: judges each packet of a burst, learns its sender and determines its destination.
 
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::pool::LARGE_FRAME_BYTES;
@@ -7,9 +7,9 @@ use towpath_packet::{Checksum, Gso, Packet, Tunnel};
 use super::fdb::Key;
 use super::frame::Frame;
 use super::guard::Owners;
-use super::port::{Egress, PortId};
+use super::port::{Egress, PortConfig, PortId};
 use super::vlan::{TAG_LEN, VID_MASK, Vid};
-use super::{Context, Switch, router};
+use super::{Config, Context, Switch, router};
 use crate::counters::PortDrop;
 use crate::gso::{self, IP_BYTES_MAX};
 use crate::wire::MacAddr;
@@ -17,17 +17,33 @@ use crate::wire::ethernet::{self, EtherType};
 use crate::wire::headers::Headers;
 
 /// Destination of a packet.
-#[derive(Clone, Copy)]
 pub(super) enum Target {
     Port(PortId),
     /// All ports of its VLAN that the ingress port may send to.
     Flood,
 }
 
+/// A received packet whose addresses and VLAN were read.
+pub(super) struct Arrival {
+    pub(super) frame: Frame,
+    pub(super) vid: Vid,
+    /// The headers are peeked, not pulled.
+    is_peeked: bool,
+}
+
+impl Arrival {
+    pub(super) fn source(&self) -> Key {
+        Key::new(self.frame.source, self.vid)
+    }
+
+    pub(super) fn destination(&self) -> Key {
+        Key::new(self.frame.destination, self.vid)
+    }
+}
+
 /// Result of judging a packet.
 #[derive(Clone, Copy)]
 pub(super) struct Verdict {
-    pub(super) target: Target,
     pub(super) vid: Vid,
     /// Priority and drop eligibility, as in a tag.
     pub(super) priority: u16,
@@ -41,18 +57,94 @@ pub(super) struct Verdict {
 /// Cached table lookups of the previous packet; the next packet of a flow has the same addresses.
 pub(super) struct Recent {
     /// Source that is known to be behind the ingress port.
-    source: Option<Key>,
+    pub(super) source: Option<Key>,
     /// Destination that was looked up, and the result.
-    destination: Option<(Key, Option<Result<Target, PortDrop>>)>,
+    destination: Option<(Key, Option<Result<PortId, PortDrop>>)>,
 }
 
 impl Recent {
     pub(super) const NOTHING: Self = Self { source: None, destination: None };
+
+    /// Port of a destination, or the drop reason; `None` if the station is unknown.
+    pub(super) fn look_up(
+        &mut self,
+        key: Key,
+        find: impl FnOnce() -> Option<Result<PortId, PortDrop>>,
+    ) -> Option<Result<PortId, PortDrop>> {
+        if let Some((last, found)) = self.destination
+            && last == key
+        {
+            return found;
+        }
+        let found = find();
+        self.destination = Some((key, found));
+        found
+    }
+}
+
+impl PortConfig {
+    /// Reads the addresses and the VLAN of a packet received on this port. Afterwards its first
+    /// bytes are private, and it may be read again: the result is the same.
+    #[inline]
+    pub(super) fn read(&self, packet: &mut Packet) -> Result<Arrival, PortDrop> {
+        // A packet that a forwarder left to the owner is peeked already.
+        let is_peeked = packet.wire_headers().is_empty();
+        if is_peeked {
+            packet.peek_headers();
+        }
+        if packet.len() > FRAME_BYTES_MAX {
+            return Err(PortDrop::TooLong);
+        }
+        let frame = Frame::read(packet.headers()).ok_or(PortDrop::EthernetMalformed)?;
+        check_addresses(&frame)?;
+        let vid = self.vlans.classify(frame.tci).ok_or(PortDrop::VlanRefused)?;
+        Ok(Arrival { frame, vid, is_peeked })
+    }
+
+    /// Judges a packet that was read: what its sender may claim, and its offload fields. Afterwards
+    /// all headers that the verdict depends on are private and pulled.
+    #[inline]
+    pub(super) fn judge(
+        &self,
+        packet: &mut Packet,
+        arrival: &mut Arrival,
+        owners: Owners<'_>,
+    ) -> Result<Verdict, PortDrop> {
+        let Arrival { frame, vid, is_peeked } = arrival;
+        let headers = packet.headers();
+        let has_inner_tag = frame.ethertype == EtherType::VLAN;
+        frame.skip_tags(headers).ok_or(PortDrop::EthernetMalformed)?;
+        let owners = self.respects_owners.then_some(owners);
+        let mut judged = self.guard.check(headers, frame, owners)?;
+        if !self.is_router {
+            judged = judged.max(router::check(headers, frame)?);
+        }
+        let headers = settle_offload(packet, frame, is_peeked.then_some(judged), self.is_trusted)?;
+        Ok(Verdict {
+            vid: *vid,
+            priority: frame.tci.map_or(0, |tci| tci & !VID_MASK),
+            has_tag: frame.tci.is_some(),
+            has_inner_tag,
+            headers,
+        })
+    }
+}
+
+impl Config {
+    /// Copies the payload of a packet that will be forwarded, if that is configured.
+    #[inline]
+    pub(super) fn copy_payload(
+        &self,
+        packet: &mut Packet,
+        cx: &mut Context<'_>,
+    ) -> Result<(), PortDrop> {
+        let is_done = !self.copies_payload || gso::orphan_payload(packet, cx.memory, cx.ledger);
+        if is_done { Ok(()) } else { Err(PortDrop::NoMemory) }
+    }
 }
 
 impl Switch {
-    /// Judges a packet received on port `from`. Afterwards all headers that the verdict depends on
-    /// are private and pulled.
+    /// Judges a packet received on port `from`, learns its sender, and finds its destination.
     pub(super) fn classify(
         &mut self,
         from: PortId,
@@ -60,52 +152,28 @@ impl Switch {
         recent: &mut Recent,
         cx: &mut Context<'_>,
         out: &impl Egress,
-    ) -> Result<Verdict, PortDrop> {
-        let is_raw = packet.headers().is_empty();
-        if is_raw {
-            packet.peek_headers();
-        }
-        if packet.len() > FRAME_BYTES_MAX {
-            return Err(PortDrop::TooLong);
-        }
-        let headers = packet.headers();
-        let mut frame = Frame::read(headers).ok_or(PortDrop::EthernetMalformed)?;
-        check_addresses(&frame)?;
-        let config = &self.port(from).config;
-        let vid = config.vlans.classify(frame.tci).ok_or(PortDrop::VlanRefused)?;
+    ) -> Result<(Target, Verdict), PortDrop> {
+        let config = &self.ports.port(from).config;
+        let mut arrival = config.read(packet)?;
+        let vid = arrival.vid;
         let is_own = |address| out.owner(vid, address).is_none_or(|owner| owner == from);
-        let owners: Option<Owners<'_>> = config.respects_owners.then_some(&is_own);
-        let has_inner_tag = frame.ethertype == EtherType::VLAN;
-        frame.skip_tags(headers).ok_or(PortDrop::EthernetMalformed)?;
-        let mut judged = config.guard.check(headers, &frame, owners)?;
-        if !config.is_router {
-            judged = judged.max(router::check(headers, &frame)?);
-        }
-        let is_trusted = config.is_trusted;
-        let headers = settle_offload(packet, &frame, is_raw.then_some(judged), is_trusted)?;
-        let mut verdict = Verdict {
-            target: Target::Flood,
-            vid,
-            priority: frame.tci.map_or(0, |tci| tci & !VID_MASK),
-            has_tag: frame.tci.is_some(),
-            has_inner_tag,
-            headers,
-        };
-        if frame.destination.is_multicast() {
-            self.check_storm(from, frame.destination, packet, cx)?;
-            self.learn(from, (frame.source, vid), recent, cx, out)?;
+        let verdict = config.judge(packet, &mut arrival, &is_own)?;
+        let mut target = Target::Flood;
+        let (source, destination) = (arrival.frame.source, arrival.frame.destination);
+        if destination.is_multicast() {
+            self.check_storm(from, destination, packet, cx)?;
+            self.learn(from, (source, vid), recent, cx, out)?;
         } else {
-            self.learn(from, (frame.source, vid), recent, cx, out)?;
-            let destination = Key::new(frame.destination, vid);
-            match self.look_up(from, destination, vid, recent, cx) {
-                Some(target) => verdict.target = target?,
-                None => self.check_storm(from, frame.destination, packet, cx)?,
+            self.learn(from, (source, vid), recent, cx, out)?;
+            let key = arrival.destination();
+            let find = || self.ports.route(from, PortId(self.fdb.find(key, cx.now)?.port), vid);
+            match recent.look_up(key, find) {
+                Some(found) => target = Target::Port(found?),
+                None => self.check_storm(from, destination, packet, cx)?,
             }
         }
-        if self.config.copies_payload && !gso::orphan_payload(packet, cx.memory, cx.ledger) {
-            return Err(PortDrop::NoMemory);
-        }
-        Ok(verdict)
+        self.config.copy_payload(packet, cx)?;
+        Ok((target, verdict))
     }
 
     /// Learns the sender's port.
@@ -123,8 +191,8 @@ impl Switch {
         }
         let known = self.fdb.find(key, cx.now);
         let holder = known.map(|entry| entry.port).or_else(|| self.fdb.holder(key));
-        let is_full = self.fdb.count(from.0) >= self.port(from).config.addresses_max;
-        let port = self.port_mut(from);
+        let is_full = self.fdb.count(from.0) >= self.ports.port(from).config.addresses_max;
+        let port = self.ports.port_mut(from);
         match known {
             Some(entry) if entry.is_static => {
                 if entry.port != from.0 {
@@ -154,7 +222,7 @@ impl Switch {
                     }
                     return Err(PortDrop::MacLocked);
                 }
-                let counters = &mut self.port_mut(from).counters;
+                let counters = &mut self.ports.port_mut(from).counters;
                 match known {
                     Some(_) => counters.moves += 1,
                     None => counters.learned += 1,
@@ -169,43 +237,11 @@ impl Switch {
 
     /// Learns a station at its home port, if that has room.
     fn learn_at_home(&mut self, home: PortId, key: Key, holder: Option<u8>, cx: &Context<'_>) {
-        let has_room = self.fdb.count(home.0) < self.port(home).config.addresses_max;
+        let has_room = self.fdb.count(home.0) < self.ports.port(home).config.addresses_max;
         if has_room || holder == Some(home.0) {
             self.fdb.put(key, home.0, false, cx.now);
-            self.port_mut(home).counters.learned += 1;
+            self.ports.port_mut(home).counters.learned += 1;
         }
-    }
-
-    /// Destination of a packet for this station, or the drop reason; `None` if the station is
-    /// unknown.
-    fn look_up(
-        &self,
-        from: PortId,
-        key: Key,
-        vid: Vid,
-        recent: &mut Recent,
-        cx: &Context<'_>,
-    ) -> Option<Result<Target, PortDrop>> {
-        if let Some((last, found)) = recent.destination
-            && last == key
-        {
-            return found;
-        }
-        let found = self.fdb.find(key, cx.now).map(|entry| self.target(from, entry.port, vid));
-        recent.destination = Some((key, found));
-        found
-    }
-
-    fn target(&self, from: PortId, to: u8, vid: Vid) -> Result<Target, PortDrop> {
-        if to == from.0 {
-            return Err(PortDrop::SamePort);
-        }
-        let other = &self.port(PortId(to)).config;
-        let may_talk = self.port(from).config.role.reaches(other.role);
-        if !may_talk || other.vlans.leaves(vid).is_none() {
-            return Err(PortDrop::Isolated);
-        }
-        Ok(Target::Port(PortId(to)))
     }
 
     /// Applies storm control to a packet that will be flooded.
@@ -216,7 +252,7 @@ impl Switch {
         packet: &Packet,
         cx: &Context<'_>,
     ) -> Result<(), PortDrop> {
-        let storms = &mut self.port_mut(from).storms;
+        let storms = &mut self.ports.port_mut(from).storms;
         let (bucket, reason) = if destination.is_broadcast() {
             (&mut storms.broadcast, PortDrop::StormBroadcast)
         } else if destination.is_multicast() {

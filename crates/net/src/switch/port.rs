@@ -82,6 +82,8 @@ impl Default for StormRates {
 pub struct PortConfig {
     /// Capabilities of the port's device. What it sends is checked packet by packet.
     pub caps: Caps,
+    /// Its link is up. Otherwise all packets from it and to it are dropped.
+    pub is_up: bool,
     /// VLANs of the port.
     pub vlans: PortVlans,
     /// Which ports it may send to.
@@ -108,6 +110,7 @@ impl PortConfig {
     pub fn new(caps: Caps) -> Self {
         Self {
             caps,
+            is_up: true,
             vlans: PortVlans::Access(Vid::DEFAULT),
             role: Role::Station,
             guard: Guard::default(),
@@ -154,7 +157,8 @@ impl fmt::Display for PortError {
 
 impl core::error::Error for PortError {}
 
-/// Counters of a port. Plain numbers: one thread writes them, and reports copy them.
+/// Counters of a port. Plain numbers: each thread has its own, and reports add them
+/// ([`PortCounters::add`]).
 ///
 /// Each received packet is either dropped with a reason of kind *In*, or passed to one or more
 /// ports. Each of these ports counts it as sent, perhaps as several segments, or drops it with a
@@ -202,8 +206,51 @@ impl PortCounters {
         self.drops.iter()
     }
 
+    /// Adds the counters of another thread for the same port.
+    pub fn add(&mut self, other: &Self) {
+        self.packets_in += other.packets_in;
+        self.bytes_in += other.bytes_in;
+        self.super_packets_in += other.super_packets_in;
+        self.packets_out += other.packets_out;
+        self.bytes_out += other.bytes_out;
+        self.super_packets_out += other.super_packets_out;
+        self.flooded += other.flooded;
+        self.cut += other.cut;
+        self.checksums += other.checksums;
+        self.learned += other.learned;
+        self.learn_refused += other.learn_refused;
+        self.moves += other.moves;
+        self.moves_refused += other.moves_refused;
+        for (reason, count) in other.drops.iter() {
+            self.drops.count(reason, count as usize);
+        }
+    }
+
     pub(super) fn drop(&mut self, reason: PortDrop) {
         self.drops.count(reason, 1);
+    }
+
+    pub(super) fn count_in(&mut self, traffic: &Traffic) {
+        self.packets_in += traffic.packets;
+        self.super_packets_in += traffic.super_packets;
+        self.bytes_in += traffic.bytes;
+    }
+}
+
+/// Received packets that are counted together.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Traffic {
+    packets: u64,
+    super_packets: u64,
+    pub(super) bytes: u64,
+}
+
+impl Traffic {
+    #[inline]
+    pub(super) fn add(&mut self, packet: &Packet) {
+        self.packets += 1;
+        self.super_packets += u64::from(packet.offload().gso.is_some());
+        self.bytes += packet.len() as u64;
     }
 }
 
@@ -227,10 +274,11 @@ pub trait Egress {
     }
 }
 
-/// A port of the switch.
+/// A port of the switch, as one thread has it.
 pub(super) struct Port {
     pub(super) config: PortConfig,
     pub(super) counters: PortCounters,
+    /// Used by the owner only, like `moves`.
     pub(super) storms: Storms,
     pub(super) moves: Bucket,
     /// Packets that are not handed out yet. Empty between calls.
@@ -293,15 +341,18 @@ impl Port {
         }
     }
 
-    /// Hands out the queued packets.
+    /// Hands out the queued packets, or drops them if the link is down.
     pub(super) fn flush(&mut self, id: PortId, cx: &mut Context<'_>, out: &mut impl Egress) {
-        out.transmit(id, &mut self.pending, cx);
+        if self.config.is_up {
+            out.transmit(id, &mut self.pending, cx);
+        }
+        let reason = if self.config.is_up { PortDrop::QueueFull } else { PortDrop::LinkDown };
         let counters = &mut self.counters;
         while let Some(packet) = self.pending.pop() {
             counters.packets_out -= packet.frames() as u64;
             counters.bytes_out -= packet.frame_bytes() as u64;
             counters.super_packets_out -= u64::from(packet.offload().gso.is_some());
-            counters.drops.count(PortDrop::QueueFull, packet.frames());
+            counters.drops.count(reason, packet.frames());
         }
     }
 }

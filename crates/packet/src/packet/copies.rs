@@ -39,6 +39,7 @@ impl Packet {
 
     /// The private bytes that come before the pieces on the wire. None while they are only a copy
     /// of bytes that the pieces cover.
+    #[inline]
     pub fn wire_headers(&self) -> &[u8] {
         if self.len() == self.payload_len() { &[] } else { self.headers() }
     }

@@ -54,6 +54,13 @@ impl<T: Send> Consumer<T> {
         side.available(shared, 1) == 0
     }
 
+    /// True if all items that producers have begun to put into the ring can be taken, for a ring of
+    /// several producers. False means that one of them is about to publish, perhaps after an
+    /// interruption. Orders nothing: the caller knows by other means of the items that it means.
+    pub fn is_published(&self) -> bool {
+        self.shared.is_published()
+    }
+
     /// True if there is no item and none will come, because all producers are gone.
     pub fn is_closed(&mut self) -> bool {
         self.shared.are_producers_gone() && self.is_empty()

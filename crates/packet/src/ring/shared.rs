@@ -412,6 +412,16 @@ impl<T> Shared<T> {
         }
     }
 
+    /// True if all positions that several producers have reserved are published.
+    pub(super) fn is_published(&self) -> bool {
+        // Relaxed: what the caller knows of was reserved before, and later reservations only make
+        // this false.
+        let reserved = Word(self.reserved.0.load(Ordering::Relaxed)).position();
+        // Acquire: pairs with the Release in `finish`.
+        let tail = Word(self.tail.0.load(Ordering::Acquire)).position();
+        tail.wrapping_sub(reserved) as i32 >= 0
+    }
+
     /// Approximate number of packets in the ring.
     pub(super) fn len(&self) -> usize {
         // Acquire: pairs with the Release in `give_slots`. The consumer had read the tail before

@@ -322,6 +322,26 @@ fn near_the_wrap(capacity: usize) -> (SharedProducer<u32>, Consumer<u32>) {
     (SharedProducer::new(shared.clone()), Consumer::new(shared, drain))
 }
 
+/// Goal: places that a producer has reserved and not published differ from none, also where
+/// positions wrap.
+#[test]
+fn reserved_places_are_not_published() {
+    let (shared, array) = shared::Shared::new(4, Box::new(Silent), false).expect("memory");
+    let shared = Arc::new(shared);
+    let consumer = Consumer::<u32>::new(shared.clone(), shared::Drain::new(array));
+    let set = |tail, reserved| {
+        shared.tail.0.store(shared::Word::new(tail, 0, 0).0, Ordering::Relaxed);
+        shared.reserved.0.store(shared::Word::new(reserved, 0, 0).0, Ordering::Relaxed);
+    };
+    for position in [0, u32::MAX] {
+        set(position, position);
+        assert!(consumer.is_published());
+        set(position, position.wrapping_add(1));
+        assert!(!consumer.is_published());
+    }
+    set(0, 0);
+}
+
 /// Goal: a polling budget is spent after work and not before.
 #[test]
 fn polls_are_bounded() {

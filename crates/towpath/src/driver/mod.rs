@@ -28,6 +28,7 @@ pub use device::{AnyDevice, DeviceError, boxed};
 
 use std::io;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread::{self, JoinHandle};
@@ -130,6 +131,8 @@ pub struct Driver<S> {
 /// The thread that drives a state. Dropping it ends the thread.
 pub struct Worker<S: Driven> {
     driver: Arc<Driver<S>>,
+    /// Number of the epoll set on which the thread waits.
+    file: RawFd,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -274,9 +277,15 @@ impl<S: Driven> Worker<S> {
         if let Some(file) = driver.lock().engine().device.file() {
             reactor.add(file, DEVICE, Interest::READ, false)?;
         }
-        let served = driver.clone();
+        let (served, file) = (driver.clone(), reactor.as_fd().as_raw_fd());
         let thread = Some(spawn(move || served.work(reactor))?);
-        Ok(Self { driver, thread })
+        Ok(Self { driver, file, thread })
+    }
+
+    /// Returns the number of the epoll set on which the thread waits, for programs that account for
+    /// all open files. It is open until the thread ends.
+    pub fn file(&self) -> RawFd {
+        self.file
     }
 }
 

@@ -29,6 +29,7 @@ pub(super) const CASES: &[Case] = &[
     ("a_stream_is_spliced_into_another", splice),
     ("what_the_other_stream_does_not_take_is_handed_back", splice_failed),
     ("streams_of_both_kinds_are_spliced", splice_mixed),
+    ("towpath_streams_are_spliced_without_a_copy", splice_pieces),
     ("a_queue_may_go_before_what_it_moves", dropped),
 ];
 
@@ -461,6 +462,42 @@ fn splice_mixed(choice: Choice) {
     drop(queue);
     // The end of a ring may interrupt a call; `read_to_end` repeats it.
     assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), 0, "it is closed");
+}
+
+/// Goal: what one stream of a host receives is sent on by another one, and read by the kernel,
+/// where the sender lent it: no host copies a byte, but for short pieces of large memory.
+fn splice_pieces(choice: Choice) {
+    const LEN: usize = 3 << 20;
+    let (mut queue, hosts, bytes) = (queue(choice), hosts(), pattern(LEN));
+    let copied = || hosts.0.ledger().copied() + hosts.1.ledger().copied();
+    // From the first host to the second one, back to the first one, and to the kernel.
+    let ((start, through), (from, end)) = (connection(&hosts), connection(&hosts));
+    let (to, reader) = unix();
+    let reader = read_all(reader);
+    let sending = start.send_zc(bytes.clone()).unwrap();
+    let back = queue.splice(&through, &end, LEN as u64, None, 9).unwrap();
+    let out = queue.splice(&from, to, LEN as u64, None, 9).unwrap();
+    let mut over = Vec::new();
+    while over.len() < 2 {
+        over.extend(wait(&mut queue).iter().map(|event| event.token));
+    }
+    for token in [back, out] {
+        let moved = queue.take_moved(token).unwrap();
+        moved.result.unwrap();
+        assert_eq!((moved.bytes, moved.rest), (LEN as u64, vec![]));
+    }
+    assert!(reader.join().unwrap() == bytes);
+    assert!(sending.returned().buffer == bytes, "the lender has its memory back");
+    let before = copied();
+    assert!(before < LEN as u64 / 8, "{before} bytes were copied");
+    // A few bytes of a frame would keep all of it in the send queue.
+    let token = queue.splice(&through, &end, 5, None, 9).unwrap();
+    assert_eq!(Stream::from(&start).try_send(b"hello").unwrap(), 5);
+    let moved = finish_moved(&mut queue, token);
+    assert_eq!((moved.result.unwrap(), moved.bytes), ((), 5));
+    from.set_nonblocking(false).unwrap();
+    assert_eq!(from.peek(&mut [0; 9]).unwrap(), 5);
+    assert_eq!(copied() - before, 3 * 5, "by the sender, the relay and the reader");
 }
 
 fn dropped(choice: Choice) {

@@ -51,6 +51,7 @@ pub(crate) struct Test {
     limit: Duration,
     quick: bool,
     needs_root: bool,
+    needs: fn() -> Option<String>,
     mtu: u16,
     body: Box<dyn FnOnce(&mut Host) + Send>,
 }
@@ -69,6 +70,7 @@ impl Test {
             limit,
             quick: true,
             needs_root: false,
+            needs: || None,
             mtu: towpath::MTU_DEFAULT,
             body,
         }
@@ -87,6 +89,11 @@ impl Test {
     /// Requires real root, as a user namespace has no other users.
     pub(crate) fn needs_root(self) -> Self {
         Self { needs_root: true, ..self }
+    }
+
+    /// Asks `why_not` for a reason why the test cannot run here.
+    pub(crate) fn unless(self, why_not: fn() -> Option<String>) -> Self {
+        Self { needs: why_not, ..self }
     }
 
     /// Sets the MTU inside, and leaves the test out of the quick run.
@@ -114,7 +121,7 @@ impl Test {
             return Some("this needs root".into());
         }
         let missing = PROGRAMS.iter().chain(self.programs).find_map(|program| missing(program));
-        host::unsupported().or(missing)
+        host::unsupported().or(missing).or_else(self.needs)
     }
 
     fn run(self) -> Result<Completion, Failed> {

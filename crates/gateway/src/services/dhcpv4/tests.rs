@@ -358,3 +358,20 @@ fn a_port_that_starves_others() {
 }
 
 const LEASE: Duration = super::super::LEASE_TIME_DEFAULT;
+
+/// Goal: a client gets the MTU of its port, or that of the network, which the gateway has, if it is
+/// smaller.
+#[test]
+fn the_mtu_is_that_of_the_port() {
+    let mut bench = Bench::new(config());
+    let mut mtu = |port_mtu| {
+        bench.services.set_port_mtu(vm(1).0, port_mtu);
+        let offer = discover(&mut bench, vm(1), &[]).unwrap();
+        offer.options.u16(option::MTU)
+    };
+    let offered = [None, Some(1300), Some(9000), None].map(&mut mtu);
+    assert_eq!(offered, [Some(1400), Some(1300), Some(1400), Some(1400)]);
+    bench.services.set_port_mtu(vm(1).0, Some(600));
+    bench.services.forget_port(vm(1).0);
+    assert_eq!(discover(&mut bench, vm(1), &[]).unwrap().options.u16(option::MTU), Some(1400));
+}

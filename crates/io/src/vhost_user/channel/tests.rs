@@ -4,12 +4,14 @@ use super::*;
 use crate::reactor::{Events, Interest, Reactor};
 use crate::vhost_user::message::RingRequest;
 use rustix::event::{EventfdFlags, eventfd};
-use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::Duration;
 
 const GET_FEATURES: u32 = 1;
 const SET_VRING_KICK: u32 = 12;
+const SET_BACKEND_REQ_FD: u32 = 21;
 
 fn pair() -> (UnixStream, Channel) {
     let (front_end, ours) = UnixStream::pair().unwrap();
@@ -186,4 +188,74 @@ fn unread_replies_end_the_connection() {
     assert_eq!(error, Some(ChannelError::NotRead));
     drop(front_end);
     assert_eq!(channel.send(1, &Reply::Number(0), None), Err(ChannelError::Closed));
+}
+
+/// Goal: reports go to the UNIX stream socket that came with the request for it. A front end that
+/// does not read them loses nothing and blocks nothing; one that closes the socket gets none.
+#[test]
+fn reports_go_to_the_back_ends_channel() {
+    let (front_end, mut channel) = pair();
+    assert!(!channel.report_change(), "there is none yet");
+    let (mut reports, socket) = UnixStream::pair().unwrap();
+    let bytes = message(SET_BACKEND_REQ_FD, &[]);
+    send(&front_end, &bytes[..5], &[]);
+    send(&front_end, &bytes[5..], &[socket.as_fd()]);
+    drop(socket);
+    let incoming = channel.receive().unwrap().unwrap();
+    assert!(matches!(incoming.request, Ok(Request::SetBackendChannel)));
+    assert!(channel.has_back() && channel.report_change());
+    let mut report = [0; 12];
+    reports.read_exact(&mut report).unwrap();
+    assert_eq!(report, [2, 1, 0].map(u32::to_ne_bytes).as_flattened());
+    assert!((0..100_000).all(|_| channel.report_change()), "unread reports say the same");
+    drop(reports);
+    assert!(!channel.report_change());
+    assert_eq!(channel.into_files().len(), 2);
+}
+
+/// Goal: a socket of another kind, a second one, or one that no request asks for ends the
+/// connection, and stays open so that another thread can close it.
+#[test]
+fn other_sockets_end_the_connection() {
+    let (stream, _) = UnixStream::pair().unwrap();
+    let (datagram, _) = UnixDatagram::pair().unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let cases = [
+        (SET_BACKEND_REQ_FD, vec![datagram.as_fd()]),
+        (SET_BACKEND_REQ_FD, vec![tcp.as_fd()]),
+        (SET_BACKEND_REQ_FD, vec![stream.as_fd(); 2]),
+        (GET_FEATURES, vec![stream.as_fd()]),
+    ];
+    for (code, files) in cases {
+        let (front_end, mut channel) = pair();
+        send(&front_end, &message(code, &[]), &files);
+        assert_eq!(channel.receive().unwrap_err(), ChannelError::Foreign, "{code}");
+        assert_eq!(channel.into_files().len(), files.len() + 1);
+    }
+    let (front_end, mut channel) = pair();
+    for _ in 0..2 {
+        send(&front_end, &message(SET_BACKEND_REQ_FD, &[]), &[stream.as_fd()]);
+    }
+    assert!(channel.receive().unwrap().is_some());
+    assert_eq!(channel.receive().unwrap_err(), ChannelError::Foreign);
+}
+
+/// Goal: a request for the channel without its socket, or with something else, is refused, and the
+/// next message is accepted.
+#[test]
+fn a_request_for_the_channel_needs_a_socket() {
+    let (front_end, mut channel) = pair();
+    let (_, event) = watched();
+    for files in [&[][..], &[event.as_fd()]] {
+        send(&front_end, &message(SET_BACKEND_REQ_FD, &[]), files);
+        let refused = channel.receive().unwrap().unwrap().request.unwrap_err();
+        let count = files.len();
+        assert_eq!(refused, RequestError::Descriptors { code: SET_BACKEND_REQ_FD, count });
+    }
+    let (socket, _reports) = UnixStream::pair().unwrap();
+    send(&front_end, &message(SET_BACKEND_REQ_FD, &[0]), &[socket.as_fd()]);
+    let refused = channel.receive().unwrap().unwrap().request.unwrap_err();
+    assert_eq!(refused, RequestError::Length { code: SET_BACKEND_REQ_FD, bytes: 1 });
+    send(&front_end, &message(GET_FEATURES, &[]), &[]);
+    assert!(matches!(channel.receive().unwrap().unwrap().request, Ok(Request::GetFeatures)));
 }

@@ -15,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use towpath_packet::{Memory, MemoryConfig, Packet};
 
 mod foreign;
+mod link;
 mod polling;
 
 /// Guest address of the memory.
@@ -69,10 +70,14 @@ fn device() -> (UnixStream, VhostUser) {
 impl Bench {
     /// Connects a front end and shares the first memory region.
     fn new(features: u64) -> Self {
+        Self::over(device(), features)
+    }
+
+    /// Connects a front end with this socket of a device.
+    fn over((socket, device): (UnixStream, VhostUser), features: u64) -> Self {
         let ram = GuestRam::new(BASE, &[REGION, REGION]).unwrap();
         let receive = DriverQueue::new(&ram, BASE, SIZE, features).unwrap();
         let transmit = DriverQueue::new(&ram, BASE + 0x4000, SIZE, features).unwrap();
-        let (socket, device) = device();
         let config = MemoryConfig { packets: 64, small_frames: 64, large_frames: 16 };
         let (memory, ledger, kicks) = (Memory::new(config), Ledger::new(), Vec::new());
         let mut bench =
@@ -112,10 +117,14 @@ impl Bench {
 
     fn started(features: u64) -> Self {
         let mut bench = Self::new(features);
-        let base = bench.transmit.config().base;
-        bench.start([base, base]);
-        assert!(bench.device.is_running());
+        bench.start_all();
         bench
+    }
+
+    fn start_all(&mut self) {
+        let base = self.transmit.config().base;
+        self.start([base, base]);
+        assert!(self.device.is_running());
     }
 
     fn region(&mut self, code: u32, layout: RegionLayout) -> u64 {

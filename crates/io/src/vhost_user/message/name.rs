@@ -25,6 +25,7 @@ pub fn name(code: u32) -> &'static str {
         code::SET_VRING_ENABLE => "SET_VRING_ENABLE",
         code::SEND_RARP => "SEND_RARP",
         code::NET_SET_MTU => "NET_SET_MTU",
+        code::SET_BACKEND_REQ_FD => "SET_BACKEND_REQ_FD",
         code::GET_CONFIG => "GET_CONFIG",
         code::SET_CONFIG => "SET_CONFIG",
         code::GET_INFLIGHT_FD => "GET_INFLIGHT_FD",

@@ -234,9 +234,8 @@ fn ranges_of_the_configuration_end_within_it() {
 
 #[test]
 fn unknown_requests_are_distinguished_from_bad_ones() {
-    // Requests for the back-end channel, the IOMMU, post-copy and in-band kicks, which are not
-    // offered.
-    for code in [0, 21, 22, 26, 28, 33, 35, 41, u32::MAX] {
+    // Requests for the IOMMU, post-copy and in-band kicks, which are not offered.
+    for code in [0, 22, 26, 28, 33, 35, 41, u32::MAX] {
         let parsed = Request::parse(code, &[0; 8], files(1));
         assert_eq!(parsed.unwrap_err(), RequestError::Unknown(code));
     }

@@ -228,6 +228,7 @@ fn requests_need_their_feature_of_the_protocol() {
         (Request::SendRarp([0; 6]), protocol::RARP),
         (Request::NetSetMtu(1500), protocol::MTU),
         (Request::GetConfig(ConfigRange { offset: 0, bytes: 1 }), protocol::CONFIG),
+        (Request::SetBackendChannel, protocol::BACKEND_REQ),
         (Request::ResetDevice, protocol::RESET_DEVICE),
         (Request::GetStatus, protocol::STATUS),
         (Request::RemMemReg(layout), protocol::CONFIGURE_MEM_SLOTS),
@@ -271,6 +272,43 @@ fn the_mtu_is_one_that_the_network_carries() {
     assert_eq!(session.mtu(), 1500);
     done(&mut session, Request::NetSetMtu(1400));
     assert_eq!(session.mtu(), 1400);
+    session.set_mtu_max(1300);
+    assert_eq!(session.mtu(), 1300);
+    assert_eq!(session.apply(Request::NetSetMtu(1400)).unwrap_err(), Refusal::Mtu(1400));
+    session.set_mtu_max(9000);
+    assert_eq!(session.mtu(), 1400, "as the front end has set it");
+}
+
+/// Goal: the configuration space shows changes of the link at once, also after a reset. The MTU
+/// that a guest may have read stays until the guest is reset.
+#[test]
+fn the_configuration_space_follows_the_link() {
+    let offer = Offer { mac: Some([2; 6]), ..offer() };
+    let reports = protocol::CONFIG | protocol::BACKEND_REQ;
+    assert_eq!(offer.protocol_features(), protocol::ALWAYS | reports);
+    let mut session = Session::new(offer);
+    done(&mut session, Request::SetProtocolFeatures(protocol::ALWAYS | protocol::CONFIG));
+    assert!(!session.takes_reports());
+    done(&mut session, Request::SetProtocolFeatures(protocol::ALWAYS | reports));
+    assert!(session.takes_reports());
+    let read = |session: &mut Session, offset| {
+        let range = ConfigRange { offset, bytes: 2 };
+        let Reply::Config(_, bytes) = reply(session, Request::GetConfig(range)) else { panic!() };
+        u16::from_le_bytes(bytes.try_into().unwrap())
+    };
+    let (status, mtu) = (6, 10);
+    assert_eq!(read(&mut session, status), 1);
+    session.set_mtu_max(1400);
+    assert_eq!((session.mtu(), read(&mut session, mtu)), (1400, 1400), "no guest has read it");
+    done(&mut session, Request::SetFeatures(feature::VERSION_1 | feature::MTU));
+    session.set_link(false);
+    session.set_mtu_max(9000);
+    assert_eq!((read(&mut session, status), read(&mut session, mtu)), (0, 1400));
+    assert_eq!(session.mtu(), 1400);
+    done(&mut session, Request::ResetDevice);
+    assert_eq!((read(&mut session, status), read(&mut session, mtu)), (0, 9000));
+    session.set_link(true);
+    assert_eq!(read(&mut session, status), 1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Sends without a copy: numbers, shared notices, limits, and ends of connections.
 
 use super::bench::*;
+use crate::socket::lending::GROUPS_PER_PART;
 use crate::socket::{
     Borrower, Error, Family, LentCall, LentLimits, Linger, NOTICE_CHARGE, Notice, Options,
     Readiness, SendFlags, SendTo, SocketId,
@@ -287,6 +288,43 @@ fn sockets_share_the_limit_of_pages() {
     assert_eq!(lend(&mut l), Ok(4000));
     assert_eq!(l.send(4000), Ok(4000));
     assert_eq!(l.send(1), Err(Error::NoBuffers));
+}
+
+/// Goal: the table of groups grows: many sockets have more calls outstanding than one of its parts
+/// holds, and each gets its notices.
+#[test]
+fn the_table_of_groups_grows() {
+    const CALLS: u32 = 160;
+    let mut l = Lent::new();
+    let sockets: Vec<SocketId> =
+        (0..GROUPS_PER_PART as u32 / CALLS + 2).map(|_| l.b.datagram(CLIENT, Family::V4)).collect();
+    let how = SendTo { to: Some(SocketAddr::new(v4(SERVER), 53)), ..SendTo::default() };
+    let memory = Arc::new(vec![1; 64]);
+    let calls = sockets.len() * CALLS as usize;
+    let mut loans = Loans::new(calls);
+    // The memory stays lent: the test holds what the calls lent.
+    let mut held = Vec::new();
+    for id in &sockets {
+        for _ in 0..CALLS {
+            let lend = |most: usize, to: Borrower| {
+                let len = most.min(64) as u32;
+                let piece = loans.lend_shared(&memory, (0, len), to.lender, to.token)?;
+                held.push(piece.clone());
+                Some(piece)
+            };
+            let sent =
+                l.b.with(CLIENT, |host, cx| host.send_lent_datagram(*id, 64, &how, lend, cx));
+            assert_eq!(sent, Ok(64));
+            l.b.settle();
+        }
+    }
+    assert!(held.len() > GROUPS_PER_PART && loans.out_count() == held.len());
+    held.clear();
+    l.b.settle();
+    for id in sockets {
+        let notice = l.b.hosts[CLIENT].take_notice(id);
+        assert_eq!(notice, lent(0, CALLS - 1));
+    }
 }
 
 /// Goal: a reset returns everything at once, and the notices stay readable.

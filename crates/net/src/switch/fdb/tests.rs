@@ -1,4 +1,4 @@
-//! The table against a map, and closing gaps on removal.
+//! The table against a map, as the owner and as a reader has it.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -7,11 +7,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-const AGE: Duration = Duration::from_secs(10);
+const AGE: Duration = Duration::from_millis(AGE_MS);
+const AGE_MS: u64 = 10_000;
 
 #[derive(Clone, Debug)]
 enum Step {
     Put(u8, u8, bool),
+    Refresh(u8, u8),
     Remove(u8),
     RemovePort(u8, bool),
     Pass(u16),
@@ -21,6 +23,7 @@ enum Step {
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (0..40u8, 0..4u8, any::<bool>()).prop_map(|(s, p, f)| Step::Put(s, p, f)),
+        4 => (0..40u8, 0..4u8).prop_map(|(station, port)| Step::Refresh(station, port)),
         2 => (0..40u8).prop_map(Step::Remove),
         1 => (0..4u8, any::<bool>()).prop_map(|(port, statics)| Step::RemovePort(port, statics)),
         3 => (0..9000u16).prop_map(Step::Pass),
@@ -34,14 +37,15 @@ fn key(station: u8) -> Key {
 }
 
 proptest! {
-    /// Goal: after any sequence of insertions, removals and ageing, the table finds what a map
-    /// finds. Few slots and one of 4096 seeds produce runs that wrap around the end.
+    /// Goal: after any sequence of insertions, removals and ageing, the owner and a reader find
+    /// what a map finds. Few slots and one of 4096 seeds produce runs that wrap around the end.
     #[test]
     fn the_table_is_a_map(
         seed in 0..4096u64,
         steps in prop::collection::vec(any_step(), 0..200),
     ) {
         let mut fdb = Fdb::new(40, AGE, seed);
+        let reader = fdb.reader();
         let mut map: BTreeMap<u8, (u8, bool, Instant)> = BTreeMap::new();
         let mut now = Instant::from_micros(1_000_000);
         for step in steps {
@@ -49,6 +53,18 @@ proptest! {
                 Step::Put(station, port, is_static) => {
                     fdb.put(key(station), port, is_static, now);
                     map.insert(station, (port, is_static, now));
+                }
+                Step::Refresh(station, port) => {
+                    let entry = map.get_mut(&station).filter(|entry| entry.0 == port);
+                    let entry = entry.filter(|entry| entry.1 || now.since(entry.2) < AGE);
+                    prop_assert_eq!(reader.refresh(key(station), port, now), entry.is_some());
+                    let age = |at: Instant| now.millis() - at.millis();
+                    let stores = |entry: &&mut (u8, bool, Instant)| {
+                        !entry.1 && age(entry.2) > AGE_MS / 64
+                    };
+                    if let Some(entry) = entry.filter(stores) {
+                        entry.2 = now;
+                    }
                 }
                 Step::Remove(station) => {
                     prop_assert_eq!(fdb.remove(key(station)), map.remove(&station).is_some());
@@ -73,6 +89,9 @@ proptest! {
                 let entry = map.get(&station);
                 let expected = entry.filter(|entry| entry.1 || now.since(entry.2) < AGE);
                 let found = fdb.find(key(station), now);
+                let found = found.map(|entry| (entry.port, entry.is_static));
+                prop_assert_eq!(found, expected.map(|entry| (entry.0, entry.1)));
+                let found = reader.find(key(station), now);
                 let found = found.map(|entry| (entry.port, entry.is_static));
                 prop_assert_eq!(found, expected.map(|entry| (entry.0, entry.1)));
                 prop_assert_eq!(fdb.holder(key(station)), map.get(&station).map(|entry| entry.0));

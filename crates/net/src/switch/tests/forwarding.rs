@@ -72,7 +72,7 @@ fn what_is_no_frame_is_dropped() {
     assert_eq!(t.counters(1).dropped(PortDrop::TooLarge), 1, "no frame, yet too large to go out");
     let packet = t.memory.packet().expect("free");
     t.send_packet(0, packet);
-    assert_eq!(t.counters(0).dropped(PortDrop::EthernetMalformed), 37, "no byte at all");
+    assert_eq!(t.counters(0).dropped(PortDrop::EthernetMalformed), 73, "no byte at all");
     t.end();
 }
 
@@ -91,6 +91,27 @@ fn isolated_ports_reach_uplinks_only() {
     assert_eq!(t.leaves_by(0, &plain(4, 1)), [3]);
     t.switch.set_port(t.ports[0], port()).expect("may be");
     assert_eq!(t.leaves_by(0, &plain(3, 1)), [2], "no longer isolated");
+    t.end();
+}
+
+/// Goal: a port whose link is down takes no packet and sends none, each is counted, and its
+/// stations are forgotten. It takes part again once its link is up.
+#[test]
+fn a_port_whose_link_is_down_takes_no_part() {
+    let mut t = Harness::new([port(), port(), port()]);
+    t.send(0, &plain(99, 1));
+    t.send(1, &plain(99, 2));
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1]);
+    t.switch.set_port(t.ports[1], PortConfig { is_up: false, ..port() }).expect("may be");
+    t.expect_drop(1, &plain(1, 2), PortDrop::LinkDown);
+    let sent = t.counters(1).packets_out;
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [2], "its station is forgotten");
+    assert_eq!(t.counters(1).dropped(PortDrop::LinkDown), 5, "four from it, one to it");
+    assert_eq!(t.counters(1).packets_out, sent);
+    t.switch.set_port(t.ports[1], port()).expect("may be");
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1, 2]);
+    assert_eq!(t.leaves_by(1, &plain(1, 2)), [0]);
+    assert_eq!(t.leaves_by(0, &plain(2, 1)), [1]);
     t.end();
 }
 

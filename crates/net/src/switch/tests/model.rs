@@ -13,10 +13,10 @@ use crate::time::{Duration, Instant};
 
 /// VLANs of a model port: of untagged frames, and of tagged frames.
 #[derive(Clone, Debug)]
-struct Membership {
-    untagged: Option<u16>,
-    tagged: Vec<u16>,
-    is_access: bool,
+pub(super) struct Membership {
+    pub(super) untagged: Option<u16>,
+    pub(super) tagged: Vec<u16>,
+    pub(super) is_access: bool,
 }
 
 impl Membership {
@@ -27,7 +27,7 @@ impl Membership {
         }
     }
 
-    fn ingress(&self, tag: Option<u16>) -> Option<u16> {
+    pub(super) fn ingress(&self, tag: Option<u16>) -> Option<u16> {
         match tag.map(|tag| tag % 4096) {
             None | Some(0) => self.untagged,
             Some(vlan) => {
@@ -39,41 +39,46 @@ impl Membership {
 }
 
 #[derive(Clone, Debug)]
-struct ModelPort {
-    membership: Membership,
-    role: Role,
-    share: usize,
+pub(super) struct ModelPort {
+    pub(super) membership: Membership,
+    pub(super) role: Role,
+    pub(super) share: usize,
 }
 
-struct Model {
-    ports: Vec<Option<ModelPort>>,
+pub(super) struct Model {
+    pub(super) ports: Vec<Option<ModelPort>>,
     /// Ports of stations, by address and VLAN.
-    learned: BTreeMap<(u8, u16), (usize, Instant)>,
-    age: Duration,
+    pub(super) learned: BTreeMap<(u8, u16), (usize, Instant)>,
+    pub(super) age: Duration,
 }
 
 /// A frame of the model.
 #[derive(Clone, Debug)]
-struct ModelFrame {
-    to: u8,
-    from: u8,
-    tags: Vec<u16>,
-    number: u8,
+pub(super) struct ModelFrame {
+    pub(super) to: u8,
+    pub(super) from: u8,
+    pub(super) tags: Vec<u16>,
+    pub(super) number: u16,
 }
 
 impl ModelFrame {
-    fn bytes(&self, tags: &[u16]) -> Vec<u8> {
+    pub(super) fn bytes(&self, tags: &[u16]) -> Vec<u8> {
         let to = if self.to == GROUP { BROADCAST } else { mac(self.to) };
-        frame(to, mac(self.from), tags, &[self.number; 40])
+        frame(to, mac(self.from), tags, &self.number.to_be_bytes().repeat(20))
     }
 }
 
 /// Address of all stations.
-const GROUP: u8 = 0;
+pub(super) const GROUP: u8 = 0;
 
 impl Model {
     /// Returns the ports that a frame leaves by, and its bytes there.
-    fn forward(&mut self, from: usize, frame: &ModelFrame, now: Instant) -> Vec<(usize, Vec<u8>)> {
+    pub(super) fn forward(
+        &mut self,
+        from: usize,
+        frame: &ModelFrame,
+        now: Instant,
+    ) -> Vec<(usize, Vec<u8>)> {
         let Some(port) = self.ports[from].clone() else { return Vec::new() };
         let Some(vlan) = port.membership.ingress(frame.tags.first().copied()) else {
             return Vec::new();
@@ -114,12 +119,12 @@ enum Step {
     Set(usize, ModelPort),
 }
 
-const PORTS: usize = 5;
-const CONFIG: Config = Config { age: Duration::from_secs(10), ..DEFAULTS };
+pub(super) const PORTS: usize = 5;
+pub(super) const CONFIG: Config = Config { age: Duration::from_secs(10), ..DEFAULTS };
 const DEFAULTS: Config =
     Config { addresses_max: ADDRESSES_MAX, age: AGE, seed: 3, copies_payload: false };
 
-fn any_port() -> impl Strategy<Value = ModelPort> {
+pub(super) fn any_port() -> impl Strategy<Value = ModelPort> {
     let membership = prop_oneof![
         3 => (1..4u16).prop_map(|vlan| {
             Membership { untagged: Some(vlan), tagged: Vec::new(), is_access: true }
@@ -138,14 +143,14 @@ fn any_port() -> impl Strategy<Value = ModelPort> {
     })
 }
 
-fn any_frame() -> impl Strategy<Value = ModelFrame> {
+pub(super) fn any_frame() -> impl Strategy<Value = ModelFrame> {
     let tag = prop_oneof![4 => 1..5u16, 1 => Just(0), 1 => Just(4095), 1 => any::<u16>()];
     let tags = prop_oneof![
         3 => Just(Vec::new()),
         3 => tag.clone().prop_map(|tag| alloc::vec![tag]),
         1 => prop::collection::vec(tag, 2..4),
     ];
-    (0..7u8, 1..7u8, tags, any::<u8>()).prop_map(|(to, from, tags, number)| ModelFrame {
+    (0..7u8, 1..7u8, tags, any::<u16>()).prop_map(|(to, from, tags, number)| ModelFrame {
         to,
         from,
         tags,
@@ -163,7 +168,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn config(port: &ModelPort) -> PortConfig {
+pub(super) fn config(port: &ModelPort) -> PortConfig {
     PortConfig {
         vlans: port.membership.config(),
         role: port.role,

@@ -8,11 +8,16 @@
 //! ECN: the draft has no response of its own but asks for one (§3.7). An echoed mark counts as a
 //! loss of the round trip: the short-term model adapts.
 //!
-//! This file has the events and the state machine (§§5.2 to 5.4), `probe_rtt` its state for the
-//! round-trip time (§5.3.4), `model` the model of the path and the control parameters (§§5.5 and
-//! 5.6).
+//! Random loss, which the draft does not tell from congestion, is measured, and not responded to:
+//! `baseline`.
+//!
+//! This file has the events and the state machine (§§5.2 to 5.4), `probe_bw` its states for the
+//! bandwidth (§5.3.3), `probe_rtt` that for the round-trip time (§5.3.4), `model` the model of the
+//! path and the control parameters (§§5.5 and 5.6).
 
+mod baseline;
 mod model;
+mod probe_bw;
 mod probe_rtt;
 #[cfg(test)]
 mod tests;
@@ -20,7 +25,8 @@ mod tests;
 use super::{Ack, CaState, Controller, Lost, PathState, RateSample, RttSample, Start, Window};
 use crate::tcp::seq::Seq;
 use crate::time::{Duration, Instant};
-use model::{inflight_at_loss, is_loss_recovery, scale};
+use baseline::Baseline;
+use model::{is_loss_recovery, scale};
 
 /// State of BBR between events (§2).
 #[derive(Clone, Debug, Default)]
@@ -53,6 +59,10 @@ pub(super) struct Bbr {
     /// Discontiguous ranges that were lost in this round, and the end of the last one.
     lost_ranges: u32,
     lost_end: Option<Seq>,
+    /// Segments that were lost in this round; the most if it has a reason to slow down that is
+    /// never chance: a mark of ECN, a drop of our own device, a timeout.
+    lost_in_round: u32,
+    baseline: Baseline,
 
     extra_acked_interval_start: Instant,
     extra_acked_delivered: u32,
@@ -66,6 +76,8 @@ pub(super) struct Bbr {
 
     ack_phase: AckPhase,
     is_bw_probe_sample: bool,
+    /// The probe for bandwidth began without a queue.
+    began_without_queue: bool,
     bw_probe_up_acked: u32,
     probe_up_acked_per_inc: u32,
     bw_probe_up_rounds: u32,
@@ -129,6 +141,8 @@ struct Rs {
     /// RS.delivery_rate; zero if the sample has no reliable interval.
     delivery_rate: u64,
     newly_acked: u32,
+    newly_lost: u32,
+    rtt: Option<Duration>,
     /// C.inflight.
     inflight: u32,
     now: Instant,
@@ -159,6 +173,11 @@ impl State {
     fn is_probe_bw(self) -> bool {
         use State::{ProbeBwCruise, ProbeBwDown, ProbeBwRefill, ProbeBwUp};
         matches!(self, ProbeBwDown | ProbeBwCruise | ProbeBwRefill | ProbeBwUp)
+    }
+
+    /// True in the states that leave no queue of the flow, once they have drained it.
+    fn is_without_queue(self) -> bool {
+        matches!(self, State::ProbeBwDown | State::ProbeBwCruise | State::ProbeRtt)
     }
 
     /// IsProbingBW (§5.3.3.9).
@@ -208,6 +227,8 @@ impl Controller for Bbr {
             sample,
             delivery_rate: bytes.saturating_mul(1_000_000).checked_div(micros).unwrap_or(0),
             newly_acked: ack.delivered,
+            newly_lost: ack.lost,
+            rtt,
             inflight: ack.in_flight,
             now: ack.now,
         };
@@ -219,6 +240,7 @@ impl Controller for Bbr {
         self.check_drain_done(&rs);
         self.update_probe_bw_cycle_phase(window, &rs);
         self.update_min_rtt(rtt, ack.now);
+        self.update_baseline(&rs);
         self.check_probe_rtt(window, &rs);
         self.advance_latest_delivery_signals(&rs);
         self.bound_bw_for_model();
@@ -235,6 +257,7 @@ impl Controller for Bbr {
             self.lost_ranges += 1;
         }
         self.lost_end = Some(lost.end);
+        self.lost_in_round = self.lost_in_round.saturating_add(lost.segments);
         if !self.is_bw_probe_sample || !self.is_inflight_too_high(lost.lost, lost.in_flight) {
             return;
         }
@@ -244,7 +267,7 @@ impl Controller for Bbr {
             self.is_bw_probe_sample = false;
             if !lost.app_limited {
                 let target = self.target_inflight(window);
-                self.inflight_longterm = inflight_at_loss(lost).max(scale(target, BETA));
+                self.inflight_longterm = self.inflight_at_loss(lost).max(scale(target, BETA));
             }
         }
         if self.state == State::ProbeBwUp {
@@ -264,6 +287,7 @@ impl Controller for Bbr {
     fn on_timeout(&mut self, window: &mut Window, first: bool, in_flight: u32, _: Instant) {
         if first {
             self.note_loss(window);
+            self.lost_in_round = u32::MAX;
             self.save_cwnd(window);
         }
         window.set_cwnd(in_flight + 1);
@@ -278,6 +302,7 @@ impl Controller for Bbr {
         }
         self.restore_cwnd(window);
         self.is_loss_in_round = false;
+        self.lost_in_round = 0;
         self.reset_full_bw();
         self.bw_shortterm = self.bw_shortterm.max(self.undo_bw_shortterm);
         self.inflight_shortterm = self.inflight_shortterm.max(self.undo_inflight_shortterm);
@@ -296,10 +321,14 @@ impl Controller for Bbr {
         }
     }
 
-    /// Restores the window at the end of loss recovery (§5.6.4.4).
+    /// Restores the window at the end of loss recovery (§5.6.4.4). What reduces it without loss is
+    /// never chance.
     fn on_state(&mut self, window: &mut Window, state: CaState, _: Seq, _: Instant) {
         if is_loss_recovery(window.state()) && !is_loss_recovery(state) {
             self.restore_cwnd(window);
+        }
+        if state == CaState::Cwr {
+            self.lost_in_round = u32::MAX;
         }
     }
 
@@ -359,7 +388,7 @@ impl Controller for Bbr {
     }
 }
 
-/// State machine (§5.3).
+/// State machine (§5.3), without ProbeBW and ProbeRTT.
 impl Bbr {
     /// ResetFullBW (§5.3.1.2).
     fn reset_full_bw(&mut self) {
@@ -420,153 +449,6 @@ impl Bbr {
         }
     }
 
-    /// StartProbeBW_DOWN (§5.3.3.9).
-    fn start_probe_bw_down(&mut self, now: Instant) {
-        // ResetCongestionSignals (§5.5.10.3).
-        self.is_loss_in_round = false;
-        self.bw_latest = 0;
-        self.inflight_latest = 0;
-        self.probe_up_acked_per_inc = u32::MAX;
-        // PickProbeWait (§5.3.3.8.3).
-        self.rounds_since_probe_up = self.random() & 1;
-        let more = Duration::from_micros(u64::from(self.random()) % 1_000_000);
-        self.bw_probe_wait = Duration::from_secs(2) + more;
-        self.cycle_stamp = now;
-        self.ack_phase = AckPhase::ProbeStopping;
-        self.start_round();
-        self.state = State::ProbeBwDown;
-    }
-
-    /// StartProbeBW_REFILL (§5.3.3.9).
-    fn start_probe_bw_refill(&mut self) {
-        self.reset_short_term_model();
-        self.bw_probe_up_rounds = 0;
-        self.bw_probe_up_acked = 0;
-        self.prev_probe_precautionary = false;
-        self.ack_phase = AckPhase::Refilling;
-        self.start_round();
-        self.state = State::ProbeBwRefill;
-    }
-
-    /// StartProbeBW_UP (§5.3.3.9).
-    fn start_probe_bw_up(&mut self, window: &Window, rs: &Rs) {
-        self.ack_phase = AckPhase::ProbeStarting;
-        self.start_round();
-        self.reset_full_bw();
-        self.full_bw = rs.delivery_rate;
-        self.state = State::ProbeBwUp;
-        self.raise_inflight_longterm_slope(window);
-    }
-
-    /// UpdateProbeBWCyclePhase (§5.3.3.9).
-    fn update_probe_bw_cycle_phase(&mut self, window: &Window, rs: &Rs) {
-        if !self.full_bw_reached || self.adapt_long_term_model(window, rs) {
-            return;
-        }
-        let goes_down = self.state == State::ProbeBwUp && self.is_time_to_go_down(window, rs);
-        match self.state {
-            State::ProbeBwDown | State::ProbeBwCruise if self.is_time_to_probe_bw(window, rs) => {
-                self.start_probe_bw_refill();
-            }
-            // IsTimeToCruise.
-            State::ProbeBwDown
-                if rs.inflight <= self.inflight_with_headroom()
-                    && rs.inflight <= self.inflight(self.max_bw(), 100) =>
-            {
-                self.state = State::ProbeBwCruise;
-            }
-            State::ProbeBwRefill if self.round_start => {
-                self.is_bw_probe_sample = true;
-                self.start_probe_bw_up(window, rs);
-            }
-            State::ProbeBwUp if goes_down => {
-                self.prev_probe_too_high = false;
-                self.start_probe_bw_down(rs.now);
-            }
-            _ => {}
-        }
-    }
-
-    /// IsTimeToProbeBW (§5.3.3.8.3).
-    fn is_time_to_probe_bw(&self, window: &Window, rs: &Rs) -> bool {
-        let reno_rounds = self.target_inflight(window).min(RENO_ROUNDS_MAX);
-        rs.now.since(self.cycle_stamp) > self.bw_probe_wait
-            || self.rounds_since_probe_up >= reno_rounds
-    }
-
-    /// IsTimeToGoDown (§5.3.3.9).
-    fn is_time_to_go_down(&mut self, window: &Window, rs: &Rs) -> bool {
-        if self.prev_probe_too_high && rs.inflight >= self.inflight_longterm {
-            self.prev_probe_precautionary = true;
-            return true;
-        }
-        if window.was_full() && window.cwnd() >= self.inflight_longterm {
-            self.reset_full_bw();
-            self.full_bw = rs.delivery_rate;
-            return false;
-        }
-        self.full_bw_now
-    }
-
-    /// InflightWithHeadroom (§5.3.3.9).
-    fn inflight_with_headroom(&self) -> u32 {
-        if self.inflight_longterm == u32::MAX {
-            return u32::MAX;
-        }
-        let headroom = scale(self.inflight_longterm, HEADROOM).max(1);
-        self.inflight_longterm.saturating_sub(headroom).max(MIN_PIPE_CWND)
-    }
-
-    /// RaiseInflightLongtermSlope (§5.3.3.9).
-    fn raise_inflight_longterm_slope(&mut self, window: &Window) {
-        self.probe_up_acked_per_inc = (window.cwnd() >> self.bw_probe_up_rounds).max(1);
-        self.bw_probe_up_rounds = (self.bw_probe_up_rounds + 1).min(30);
-    }
-
-    /// ProbeInflightLongtermUpward (§5.3.3.9).
-    fn probe_inflight_longterm_upward(&mut self, window: &Window, rs: &Rs) {
-        if !window.was_full() || window.cwnd() < self.inflight_longterm {
-            return;
-        }
-        self.bw_probe_up_acked += rs.newly_acked;
-        let delta = self.bw_probe_up_acked / self.probe_up_acked_per_inc;
-        self.bw_probe_up_acked -= delta * self.probe_up_acked_per_inc;
-        self.inflight_longterm = self.inflight_longterm.saturating_add(delta);
-        if self.round_start {
-            self.raise_inflight_longterm_slope(window);
-        }
-    }
-
-    /// AdaptLongTermModel (§5.3.3.9). Returns true if it decided the next state.
-    fn adapt_long_term_model(&mut self, window: &Window, rs: &Rs) -> bool {
-        if self.ack_phase == AckPhase::ProbeStarting && self.round_start {
-            self.ack_phase = AckPhase::ProbeFeedback;
-        }
-        if self.ack_phase == AckPhase::ProbeStopping && self.round_start {
-            self.is_bw_probe_sample = false;
-            self.ack_phase = AckPhase::Init;
-            let probes = self.state.is_probe_bw();
-            // AdvanceMaxBwFilter (§5.5.6). A cycle without samples does not count.
-            if probes && !rs.sample.app_limited && self.max_bw_filter[1] > 0 {
-                self.max_bw_filter = [self.max_bw_filter[1], 0];
-            }
-            if probes && self.prev_probe_precautionary && !self.prev_probe_too_high {
-                self.start_probe_bw_refill();
-                return true;
-            }
-        }
-        if self.is_inflight_too_high(rs.sample.lost, rs.sample.in_flight)
-            || self.inflight_longterm == u32::MAX
-        {
-            return false;
-        }
-        self.inflight_longterm = self.inflight_longterm.max(rs.sample.in_flight);
-        if self.state == State::ProbeBwUp {
-            self.probe_inflight_longterm_upward(window, rs);
-        }
-        false
-    }
-
     /// Next number of a xorshift generator: good enough to keep flows from probing in step.
     fn random(&mut self) -> u32 {
         self.random ^= self.random << 13;
@@ -576,18 +458,16 @@ impl Bbr {
     }
 }
 
+/// BBR.LossThresh, in thousandths.
+const LOSS_THRESH: u32 = 20;
 /// BBR.Beta: part of the model that stays after a round trip with loss, in percent.
 const BETA: u32 = 70;
-/// BBR.Headroom: part of the inflight that is left to others, in percent.
-const HEADROOM: u32 = 15;
 /// BBR.MinPipeCwnd: least window, in segments.
 const MIN_PIPE_CWND: u32 = 4;
 /// Bursts that fit into the long-term bound of the inflight.
 const BURSTS_IN_FLIGHT: u32 = 8;
 /// BBRStartupFullLossCnt: lost ranges in a round trip that end Startup.
 const STARTUP_FULL_LOSS_COUNT: u32 = 6;
-/// Most round trips between probes for bandwidth.
-const RENO_ROUNDS_MAX: u32 = 63;
 /// BBR.ExtraAckedFilterLen, in round trips.
 const EXTRA_ACKED_FILTER_LEN: usize = 10;
 /// BBR.ProbeRTTCwndGain, in percent.

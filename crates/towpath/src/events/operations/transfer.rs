@@ -107,7 +107,9 @@ impl EventQueue {
     }
 
     /// Sends on `to` what `from` receives: `count` bytes, or fewer if `from` ends. Between two
-    /// kernel streams the kernel splices; otherwise the bytes go through a buffer of the queue. It
+    /// kernel streams the kernel splices. What a stream of a host receives is sent on without a
+    /// copy, except short parts of large memory; what the kernel's stream receives goes through a
+    /// buffer of the queue. It
     /// also ends when `to` is reset or closed in both directions, even while `from` is idle.
     /// [`EventQueue::take`] returns the result.
     ///

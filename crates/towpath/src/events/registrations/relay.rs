@@ -1,15 +1,21 @@
-//! Copies bytes from one stream to another if at least one of them belongs to a towpath host. The
-//! waits of the queue move the bytes through a buffer. The kernel's socket, if there is one, is
-//! watched edge-triggered.
+//! Moves bytes from one stream to another if at least one of them belongs to a towpath host, in the
+//! waits of the queue.
+//!
+//! What a stream of a host receives stays where it is: the pieces are sent on to another host,
+//! whose stream holds their memory until the peer has acknowledged them, or the kernel's socket
+//! reads them in place. What the kernel's socket receives is read into a buffer, and copied into
+//! the send queue of the host. The kernel's socket, if there is one, is watched edge-triggered.
 
 use crate::events::registrations::socket::{End, Stream};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use towpath_io::events::broken;
+use towpath_packet::{ReceivedPiece, View};
 
 /// Bytes received at a time.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -37,16 +43,26 @@ pub(in crate::events) struct Relay {
     to: Stream,
     count: u64,
     moved: u64,
-    buffer: Vec<u8>,
-    /// Range of the buffer that is still to be sent.
-    left: Range<usize>,
+    held: Held,
     result: Option<io::Result<()>>,
+}
+
+/// Bytes that were received and not sent yet.
+enum Held {
+    /// Of the kernel's socket: this range of a buffer.
+    Bytes(Vec<u8>, Range<usize>),
+    /// Of a host's stream: these pieces, without the first bytes of the first one.
+    Pieces(VecDeque<ReceivedPiece>, usize),
 }
 
 impl Relay {
     pub(in crate::events) fn new(from: Stream, to: Stream, count: u64) -> Self {
         let result = (count == 0).then_some(Ok(()));
-        Self { from, to, count, moved: 0, buffer: Vec::new(), left: 0..0, result }
+        let held = match &from.0 {
+            End::Host(_) => Held::Pieces(VecDeque::new(), 0),
+            End::Kernel(_) => Held::Bytes(Vec::new(), 0..0),
+        };
+        Self { from, to, count, moved: 0, held, result }
     }
 
     /// Returns the kernel's socket. Two kernel sockets are spliced by the back end instead.
@@ -80,25 +96,20 @@ impl Relay {
     /// Receives bytes, or sends some that were received; returns 0 when there is nothing left to
     /// do.
     fn step(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.left.is_empty() {
+        if self.held.is_empty() {
             let wanted = (self.count - self.moved).min(BUFFER_BYTES as u64) as usize;
-            self.buffer.resize(self.buffer.len().max(wanted), 0);
-            let received = receive(&self.from, cx, &mut self.buffer[..wanted]);
-            return received.map_ok(|count| {
-                self.left = 0..count;
-                count
-            });
+            return self.held.receive(&self.from, cx, wanted);
         }
-        send(&self.to, cx, &self.buffer[self.left.clone()]).map_ok(|count| {
-            self.left.start += count;
+        let sent = self.held.send(&self.to, cx);
+        if let Poll::Ready(Ok(count)) = sent {
             self.moved += count as u64;
-            count
-        })
+        }
+        sent
     }
 
     /// Returns why waiting for more bytes is pointless: the sink no longer takes any.
     fn broken(&self, waker: &Waker) -> Option<io::Error> {
-        if !self.left.is_empty() {
+        if !self.held.is_empty() {
             return None;
         }
         match &self.to.0 {
@@ -115,9 +126,87 @@ impl Relay {
     /// Takes the result, once the relay is complete.
     pub(in crate::events) fn take(&mut self) -> Option<Moved> {
         let result = self.result.take()?;
-        let rest = self.buffer[self.left.clone()].to_vec();
-        Some(Moved { bytes: self.moved, result, rest })
+        Some(Moved { bytes: self.moved, result, rest: self.held.copy() })
     }
+}
+
+impl Held {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Bytes(_, left) => left.is_empty(),
+            Self::Pieces(pieces, _) => pieces.is_empty(),
+        }
+    }
+
+    /// Receives at most `wanted` bytes, while it is empty, and returns their number; 0 at the end
+    /// of the stream.
+    fn receive(
+        &mut self,
+        from: &Stream,
+        cx: &mut Context<'_>,
+        wanted: usize,
+    ) -> Poll<io::Result<usize>> {
+        match (self, &from.0) {
+            (Self::Pieces(pieces, _), End::Host(stream)) => {
+                let mut received = Vec::new();
+                let count = stream.poll_take(cx, wanted, &mut received);
+                pieces.extend(received);
+                count
+            }
+            (Self::Bytes(buffer, left), _) => {
+                buffer.resize(buffer.len().max(wanted), 0);
+                receive(from, cx, &mut buffer[..wanted]).map_ok(|count| {
+                    *left = 0..count;
+                    count
+                })
+            }
+            (Self::Pieces(..), End::Kernel(_)) => unreachable!("pieces are of a host's stream"),
+        }
+    }
+
+    /// Sends some of the bytes, and returns their number.
+    fn send(&mut self, to: &Stream, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let (pieces, from) = match self {
+            Self::Bytes(buffer, left) => {
+                return send(to, cx, &buffer[left.clone()]).map_ok(|count| {
+                    left.start += count;
+                    count
+                });
+            }
+            Self::Pieces(pieces, from) => (pieces, from),
+        };
+        let first = pieces.front().expect("there are bytes to send");
+        let len = first.len();
+        let sent = match &to.0 {
+            End::Host(stream) => stream.poll_pass_on(cx, first, *from),
+            End::Kernel(_) => send(to, cx, &bytes_of(first)[*from..]),
+        };
+        sent.map_ok(|count| {
+            *from += count;
+            if *from == len {
+                *from = 0;
+                pieces.pop_front();
+            }
+            count
+        })
+    }
+
+    /// Returns a copy of the bytes.
+    fn copy(&self) -> Vec<u8> {
+        match self {
+            Self::Bytes(buffer, left) => buffer[left.clone()].to_vec(),
+            Self::Pieces(pieces, from) => {
+                let mut bytes = Vec::new();
+                pieces.iter().for_each(|piece| bytes.extend_from_slice(&bytes_of(piece)));
+                bytes.drain(..*from);
+                bytes
+            }
+        }
+    }
+}
+
+fn bytes_of(piece: &ReceivedPiece) -> View<'_> {
+    piece.bytes().expect("what a stream of a host hands out cannot change")
 }
 
 pub(in crate::events) fn receive(

@@ -62,7 +62,7 @@ impl State {
         let (sockets, mut cx) = engine.parts(now);
         while let Some(op) = entry.pending.pop_front() {
             match op {
-                Op::Copied(piece) => {
+                Op::Piece(piece) => {
                     queue.room.give(piece.len());
                     // Fails on a connection that has ended; there is no caller to report it to.
                     let _ = sockets.send_piece(id, piece, &mut cx);
@@ -125,9 +125,9 @@ impl State {
         let mut some = false;
         while let Some(op) = entry.pending.pop_front() {
             let (drained, left) = match op {
-                Op::Copied(piece) => {
+                Op::Piece(piece) => {
                     let (sockets, mut cx) = engine.parts(now);
-                    drain_copied(sockets, queue, piece, &mut cx)
+                    drain_piece(sockets, queue, piece, &mut cx)
                 }
                 Op::Lent(lent) => {
                     let loans = loans.get_or_insert_with(|| Loans::new(LOANS_MAX));
@@ -202,7 +202,7 @@ impl Entry {
     }
 }
 
-fn drain_copied(
+fn drain_piece(
     sockets: &mut Sockets,
     queue: &SendQueue,
     mut piece: Piece,
@@ -212,15 +212,15 @@ fn drain_copied(
         let room = match sockets.send_room(queue.id, cx.now) {
             Ok(room) => room,
             Err(Error::WouldBlock) => 0,
-            Err(error) => return (Drained::Failed(error), Some(Op::Copied(piece))),
+            Err(error) => return (Drained::Failed(error), Some(Op::Piece(piece))),
         };
         if room == 0 {
-            return (Drained::Full, Some(Op::Copied(piece)));
+            return (Drained::Full, Some(Op::Piece(piece)));
         }
         let count = piece.len().min(room);
         let part = piece.slice(0, count);
         if let Err(error) = sockets.send_piece(queue.id, part, cx) {
-            return (Drained::Failed(error), Some(Op::Copied(piece)));
+            return (Drained::Failed(error), Some(Op::Piece(piece)));
         }
         queue.room.give(count);
         piece.advance(count);

@@ -4,10 +4,10 @@
 //!
 //! The program's thread appends under a lock of this queue alone, and the worker takes everything
 //! at once, so a send never waits for the stack. What the stack has no room for stays with the
-//! worker. Copied bytes are charged to a budget of the queue until the stack accepts them, lent
-//! bytes to those of their [`Account`] until they come back: a program that sends faster than the
-//! network waits for one of these. Datagrams have no flow control, so they are charged to the
-//! budget of the queue in either case.
+//! worker. Copied bytes, and those passed on, are charged to a budget of the queue until the stack
+//! accepts them, lent bytes to those of their [`Account`] until they come back: a program that
+//! sends faster than the network waits for one of these. Datagrams have no flow control, so they
+//! are charged to the budget of the queue in either case.
 //!
 //! A datagram that cannot be sent must fail with its call. So a datagram is queued only if it is
 //! sent in the same way as one that the stack accepted, and is not longer. The [`Door`] keeps this
@@ -47,8 +47,9 @@ pub(in crate::host) fn work_of(len: usize) -> usize {
 
 /// An entry of a send queue, in the order of the calls.
 pub(in crate::host) enum Op {
-    /// Bytes that were copied into a frame.
-    Copied(Piece),
+    /// Bytes that were copied into a frame, or that are passed on from another stream. Their memory
+    /// goes back without a notice.
+    Piece(Piece),
     Lent(LentOp),
     /// A buffer that is lent as one or several datagrams.
     Datagrams(LentOp),
@@ -86,7 +87,7 @@ impl Op {
     /// Returns the number of bytes that it still has to send.
     pub(in crate::host) fn len(&self) -> usize {
         match self {
-            Op::Copied(piece) => piece.len(),
+            Op::Piece(piece) => piece.len(),
             Op::Lent(lent) | Op::Datagrams(lent) => lent.source.len() - lent.done,
             Op::ShutDown | Op::Close => 0,
         }
@@ -96,7 +97,7 @@ impl Op {
     pub(in crate::host) fn due(&self) -> Option<Instant> {
         match self {
             Op::Lent(lent) | Op::Datagrams(lent) => lent.due,
-            Op::Copied(_) | Op::ShutDown | Op::Close => None,
+            Op::Piece(_) | Op::ShutDown | Op::Close => None,
         }
     }
 
@@ -104,14 +105,14 @@ impl Op {
     pub(in crate::host) fn lent_mut(&mut self) -> Option<&mut LentOp> {
         match self {
             Op::Lent(lent) | Op::Datagrams(lent) => Some(lent),
-            Op::Copied(_) | Op::ShutDown | Op::Close => None,
+            Op::Piece(_) | Op::ShutDown | Op::Close => None,
         }
     }
 
     /// Drops an entry that will not be sent.
     pub(in crate::host) fn give_up(self, queue: &SendQueue) {
         match self {
-            Op::Copied(piece) => queue.room.give(piece.len()),
+            Op::Piece(piece) => queue.room.give(piece.len()),
             Op::Lent(_) | Op::Datagrams(_) | Op::ShutDown | Op::Close => {}
         }
     }

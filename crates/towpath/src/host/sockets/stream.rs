@@ -7,7 +7,7 @@ use crate::host::choosing::auto::Choice;
 use crate::host::choosing::calibration::Watch;
 use crate::host::choosing::mode::{Mode, SendMode};
 use crate::host::core::State;
-use crate::host::lending::budget::Budget;
+use crate::host::lending::budget::{Budget, Part};
 use crate::host::lending::gather::Gather;
 use crate::host::lending::lend::sealed::Mark;
 use crate::host::lending::lend::{Lend, Parcel};
@@ -282,15 +282,7 @@ impl TcpStream {
             return Poll::Ready(Ok(0));
         }
         let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
-        let mut room = queue.room.take_part(wanted);
-        if room.left() == 0 {
-            queue.room.watch(cx.waker());
-            queue.found_none(|waker| queue.room.watch(waker));
-            if let Some(error) = queue.failure() {
-                return Poll::Ready(Err(io_error(error)));
-            }
-            room = queue.room.take_part(wanted);
-        }
+        let Poll::Ready(mut room) = self.poll_room(cx, wanted)? else { return Poll::Pending };
         let mut sent = 0;
         while room.left() > 0 {
             let Some(piece) = core.copy_in(&mut bytes, room.left(), cx.waker()) else {
@@ -303,13 +295,32 @@ impl TcpStream {
                 break;
             };
             let count = piece.len();
-            if core.send(queue, Op::Copied(piece)).is_err() {
+            if core.send(queue, Op::Piece(piece)).is_err() {
                 return Poll::Ready(Err(self.failure()));
             }
             room.spend(count);
             sent += count;
         }
         if sent == 0 { Poll::Pending } else { Poll::Ready(Ok(sent)) }
+    }
+
+    /// Takes room for up to `wanted` bytes of copied data.
+    pub(in crate::host) fn poll_room(
+        &self,
+        cx: &mut Context<'_>,
+        wanted: usize,
+    ) -> Poll<io::Result<Part<'_>>> {
+        let queue = &self.inner.queue;
+        let mut room = queue.room.take_part(wanted);
+        if room.left() == 0 {
+            queue.room.watch(cx.waker());
+            queue.found_none(|waker| queue.room.watch(waker));
+            if let Some(error) = queue.failure() {
+                return Poll::Ready(Err(io_error(error)));
+            }
+            room = queue.room.take_part(wanted);
+        }
+        if room.left() == 0 { Poll::Pending } else { Poll::Ready(Ok(room)) }
     }
 
     /// Sends one frame of `len` bytes, which `fill` fills. Returns `None` if there is no room or no
@@ -323,7 +334,7 @@ impl TcpStream {
         if !queue.room.take(len) {
             return None;
         }
-        let sent = core.fill_frame(len, fill).map(|piece| core.send(queue, Op::Copied(piece)));
+        let sent = core.fill_frame(len, fill).map(|piece| core.send(queue, Op::Piece(piece)));
         if !matches!(sent, Some(Ok(()))) {
             queue.room.give(len);
         }

@@ -1,9 +1,10 @@
 //! The model of the path (§5.5), and the window, the pacing rate and the size of bursts that follow
 //! from it (§5.6).
 
+use super::baseline::{exceeds, shows_queue};
 use super::{
-    BETA, BURSTS_IN_FLIGHT, Bbr, EXTRA_ACKED_FILTER_LEN, MIN_PIPE_CWND, PROBE_RTT_CWND_GAIN, Rs,
-    State,
+    AckPhase, BETA, BURSTS_IN_FLIGHT, Bbr, EXTRA_ACKED_FILTER_LEN, LOSS_THRESH, MIN_PIPE_CWND,
+    PROBE_RTT_CWND_GAIN, Rs, State,
 };
 use crate::tcp::congestion::{CaState, Lost, Window};
 use crate::time::Duration;
@@ -64,18 +65,61 @@ impl Bbr {
         of(0).max(of(1))
     }
 
-    /// IsInflightTooHigh (§5.5.10.2); BBR.LossThresh is 2%.
-    pub(super) fn is_inflight_too_high(&self, lost: u32, tx_in_flight: u32) -> bool {
-        u64::from(lost) * 50 > u64::from(tx_in_flight) || (lost > 0 && !self.has_selective_acks)
+    /// Whether the round trip of this ACK shows a queue, if it has a sample of one.
+    pub(super) fn queue(&self, rs: &Rs) -> Option<bool> {
+        rs.rtt.map(|rtt| shows_queue(rtt, self.min_rtt))
     }
 
-    /// True if `lost` of `flight` segments exceed BBR.LossThresh by more than two standard
-    /// deviations of such a count. A path that loses 1% at random exceeds 2% in many round trips,
-    /// as a round trip has few losses; the draft wants to tolerate that (§5.3.3.8.3).
+    /// Measures the random loss, once ACKs no longer tell of a probe.
+    pub(super) fn update_baseline(&mut self, rs: &Rs) {
+        let counts = self.has_selective_acks
+            && self.ack_phase == AckPhase::Init
+            && self.state.is_without_queue();
+        match self.queue(rs) {
+            Some(true) => self.baseline.note_queue(),
+            Some(false) if counts => {
+                self.baseline.count(rs.newly_acked, rs.newly_lost, self.round_count);
+            }
+            _ => {}
+        }
+    }
+
+    /// BBR.LossThresh above the random loss, in thousandths.
+    fn loss_thresh(&self) -> u32 {
+        LOSS_THRESH + self.baseline.rate()
+    }
+
+    /// IsInflightTooHigh (§5.5.10.2).
+    pub(super) fn is_inflight_too_high(&self, lost: u32, tx_in_flight: u32) -> bool {
+        u64::from(lost) * 1000 > u64::from(tx_in_flight) * u64::from(self.loss_thresh())
+            || (lost > 0 && !self.has_selective_acks)
+    }
+
+    /// True if `lost` of `flight` segments exceed the threshold by more than chance. A path that
+    /// loses 1% at random exceeds 2% in many round trips, as a round trip has few losses; the draft
+    /// wants to tolerate that (§5.3.3.8.3).
     pub(super) fn exceeds_chance(&self, lost: u32, flight: u32) -> bool {
-        // In fiftieths of a segment: `flight` are expected, and their variance is 50 * `flight`.
-        let (lost, flight) = (u64::from(lost) * 50, u64::from(flight));
-        lost.saturating_sub(flight).saturating_pow(2) > 4 * 50 * flight || !self.has_selective_acks
+        exceeds(lost, flight, self.loss_thresh()) || !self.has_selective_acks
+    }
+
+    /// True if the round trip that ends lost more than twice the random loss, beyond chance: the
+    /// least of some windows is below the mean, and a phase between probes has 60 round trips in
+    /// which chance may strike. The first loss does not count, as the round begins with it. Without
+    /// random loss each loss is congestion.
+    fn is_loss_congestion(&self) -> bool {
+        let rate = self.baseline.rate();
+        let flight = self.inflight_latest.saturating_add(self.lost_in_round);
+        rate == 0 || exceeds(self.lost_in_round.saturating_sub(1), flight, 2 * rate)
+    }
+
+    /// InflightAtLoss (§5.5.10.2): the inflight at which the losses exceeded the threshold, which
+    /// may be within the lost burst.
+    pub(super) fn inflight_at_loss(&self, lost: &Lost) -> u32 {
+        let (size, thresh) = (lost.segments, i64::from(self.loss_thresh()));
+        let before = i64::from(lost.in_flight.saturating_sub(size));
+        let lost_before = i64::from(lost.lost.saturating_sub(size));
+        let prefix = (thresh * before - 1000 * lost_before) / (1000 - thresh);
+        u32::try_from(before + prefix).unwrap_or(0)
     }
 
     /// NoteLoss, and SaveStateUponLoss (§5.5.10.2, §5.5.11.1).
@@ -108,6 +152,7 @@ impl Bbr {
             self.inflight_latest = rs.sample.delivered;
             self.lost_ranges = 0;
             self.lost_end = None;
+            self.lost_in_round = 0;
         }
     }
 
@@ -118,7 +163,8 @@ impl Bbr {
             return;
         }
         // AdaptLowerBoundsFromCongestion.
-        if core::mem::take(&mut self.is_loss_in_round) && !self.state.is_probing_bw() {
+        let is_loss_in_round = core::mem::take(&mut self.is_loss_in_round);
+        if is_loss_in_round && self.is_loss_congestion() && !self.state.is_probing_bw() {
             if self.bw_shortterm == u64::MAX {
                 self.bw_shortterm = self.max_bw();
             }
@@ -242,16 +288,6 @@ impl Bbr {
         };
         cap.min(self.inflight_shortterm).max(MIN_PIPE_CWND)
     }
-}
-
-/// InflightAtLoss (§5.5.10.2): the inflight at which the losses exceeded BBR.LossThresh, which may
-/// be within the lost burst.
-pub(super) fn inflight_at_loss(lost: &Lost) -> u32 {
-    let size = lost.segments;
-    let before = i64::from(lost.in_flight.saturating_sub(size));
-    let lost_before = i64::from(lost.lost.saturating_sub(size));
-    let prefix = (2 * before - 100 * lost_before) / 98;
-    u32::try_from(before + prefix).unwrap_or(0)
 }
 
 /// True while losses are being repaired.

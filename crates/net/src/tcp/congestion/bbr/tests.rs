@@ -46,6 +46,17 @@ impl Path {
         in_flight: u32,
         change: impl FnOnce(&mut RateSample),
     ) -> &mut Self {
+        self.round_of(count, in_flight, (RTT, 0), change)
+    }
+
+    /// A round trip that takes `rtt`, at whose end `lost` segments became lost.
+    fn round_of(
+        &mut self,
+        count: u32,
+        in_flight: u32,
+        (rtt, lost): (Duration, u32),
+        change: impl FnOnce(&mut RateSample),
+    ) -> &mut Self {
         self.now += RTT;
         let mut sample = RateSample {
             delivered: count,
@@ -58,7 +69,7 @@ impl Path {
         change(&mut sample);
         self.delivered += count;
         let rtt = RttSample {
-            rtt: RTT,
+            rtt,
             una: Seq(0),
             nxt: Seq(0),
             pacing_rate: 0,
@@ -70,7 +81,7 @@ impl Path {
         let ack = Ack {
             delivered: count,
             delivered_total: self.delivered,
-            lost: 0,
+            lost,
             in_flight,
             advanced: true,
             progress: true,
@@ -306,6 +317,25 @@ fn a_probe_that_goes_too_far_sets_the_long_term_bound() {
     assert_eq!(path.bbr.state, State::ProbeBwUp);
 }
 
+/// A probe that builds a queue ends, unless the queue was there before, or is known to be short.
+#[test]
+fn a_probe_ends_with_a_queue_of_its_own() {
+    let longer = RTT * 6 / 5;
+    for (before, bound, ends) in
+        [(RTT, u32::MAX, true), (longer, u32::MAX, false), (RTT, 500, false)]
+    {
+        let mut path = Path::cruising();
+        path.bbr.inflight_longterm = bound;
+        path.until(State::ProbeBwRefill, FULL - 10, 40);
+        path.round_of(FULL, FULL, (before, 0), |_| {});
+        assert_eq!(path.bbr.state, State::ProbeBwUp);
+        path.round_of(FULL, 2 * FULL, (RTT, 0), |_| {});
+        assert_eq!(path.bbr.state, State::ProbeBwUp, "no queue yet");
+        path.round_of(FULL, 2 * FULL, (longer, 0), |_| {});
+        assert_eq!(path.bbr.state == State::ProbeBwDown, ends, "{before:?}, {bound}");
+    }
+}
+
 /// §5.3.3.8.3: "tolerating 1% loss per round trip", in which more than 2% may be lost by chance.
 /// That ends a probe and bounds nothing.
 #[test]
@@ -344,6 +374,93 @@ fn cruise_slows_down_by_the_loss_alone() {
     }
     assert_eq!(path.bbr.bw, 990_000);
     assert_eq!(path.bbr.pacing_rate, 990_000);
+}
+
+impl Path {
+    /// Enters CRUISE, however long the last probe is ago.
+    fn cruise(&mut self) {
+        self.bbr.state = State::ProbeBwCruise;
+        self.bbr.cycle_stamp = self.now;
+        self.bbr.probe_rtt_min_stamp = self.now;
+        self.bbr.rounds_since_probe_up = 0;
+    }
+
+    /// Rounds of CRUISE with a round trip of `rtt`, in each of which 97 segments arrive and 3 do
+    /// not.
+    fn cruise_with_loss(&mut self, rounds: u32, rtt: Duration) -> &mut Self {
+        for _ in 0..rounds {
+            self.cruise();
+            for lost in 1..=3 {
+                self.lose(0, 1, FULL, lost);
+            }
+            self.round_of(97, 90, (rtt, 3), |_| {});
+        }
+        self
+    }
+}
+
+/// Loss in round trips that find no queue is random once it has lasted. It slows the flow down no
+/// longer, nor does it bound the inflight of a probe; more of it does.
+#[test]
+fn random_loss_is_no_congestion() {
+    let mut path = Path::cruising();
+    path.cruise_with_loss(8, RTT);
+    assert_eq!(path.bbr.baseline.rate(), 0, "two windows");
+    assert!(path.bbr.bw < 980_000);
+    path.cruise_with_loss(10, RTT);
+    assert_eq!(path.bbr.baseline.rate(), 30);
+    path.bbr.reset_short_term_model();
+    path.cruise_with_loss(6, RTT);
+    assert_eq!((path.bbr.bw, path.bbr.inflight_shortterm), (1_000_000, u32::MAX));
+    assert!(!path.bbr.is_inflight_too_high(5, FULL));
+    assert!(path.bbr.is_inflight_too_high(6, FULL));
+    // Twice the usual is 6, two standard deviations more are 11, and one begins the round.
+    for (lost, slows) in [(10, false), (14, true)] {
+        path.cruise();
+        for count in 1..=lost {
+            path.lose(0, 1, FULL, count);
+        }
+        path.round(FULL - lost, 90).round(FULL - lost, 90);
+        assert_eq!(path.bbr.bw_shortterm < u64::MAX, slows, "{lost} lost");
+    }
+}
+
+/// A mark of ECN is not random, whatever else is.
+#[test]
+fn ecn_marks_slow_down_beside_random_loss() {
+    let mut path = Path::cruising();
+    path.cruise_with_loss(18, RTT);
+    path.bbr.reset_short_term_model();
+    path.cruise();
+    path.round(80, 80);
+    path.lose(0, 1, FULL, 1);
+    path.bbr.on_congestion(&mut path.window, path.now);
+    path.enter(CaState::Cwr);
+    path.round(80, 80).round(80, 80);
+    assert_eq!(path.bbr.bw, 800_000);
+}
+
+/// Loss with a queue, in a probe, or in a few round trips only may be congestion.
+#[test]
+fn loss_by_congestion_is_not_random() {
+    let mut path = Path::cruising();
+    path.cruise_with_loss(30, RTT * 5 / 4);
+    assert_eq!(path.bbr.baseline.rate(), 0, "a queue of a quarter");
+    let mut path = Path::cruising();
+    path.until(State::ProbeBwRefill, FULL - 10, 40);
+    for _ in 0..30 {
+        path.bbr.state = State::ProbeBwUp;
+        path.lose(0, 9, FULL, 1);
+        path.round_of(91, 120, (RTT, 9), |_| {});
+    }
+    assert_eq!(path.bbr.baseline.rate(), 0, "a probe");
+    let mut path = Path::cruising();
+    path.cruise_with_loss(12, RTT);
+    for _ in 0..8 {
+        path.round(FULL, 90);
+    }
+    path.cruise_with_loss(8, RTT);
+    assert_eq!(path.bbr.baseline.rate(), 0, "a window without loss");
 }
 
 /// §5.6.3: "the smallest feasible quanta", where the inflight has a bound.

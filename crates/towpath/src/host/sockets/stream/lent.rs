@@ -1,7 +1,8 @@
-//! Receiving without a copy.
+//! Receiving without a copy, and sending on what was received.
 
 use super::block;
 use crate::host::core::send_queue::Crowded;
+use crate::host::lending::queue::Op;
 use crate::host::{TcpStream, would_block};
 use std::io;
 use std::task::{Context, Poll};
@@ -10,6 +11,8 @@ use towpath_packet::ReceivedPiece;
 
 /// Most pieces that one call returns.
 const RECEIVED_PIECES_MAX: usize = 64;
+/// Memory that a piece which is passed on may keep, as a multiple of its bytes.
+const HELD_TIMES_MAX: usize = 16;
 
 impl TcpStream {
     /// Takes received bytes without copying them: at most `max`, as pieces appended to `into`.
@@ -53,5 +56,42 @@ impl TcpStream {
                 state.engine.with(now, |sockets, cx| sockets.receive_lent(id, &most, into, cx));
             state.or_wait_for_room(received, (crowded, cx.waker()), now)
         })
+    }
+
+    /// Takes received bytes like [`TcpStream::recv_lent`], and waits while readers hold too many.
+    pub(crate) fn poll_take(
+        &self,
+        cx: &mut Context<'_>,
+        max: usize,
+        into: &mut Vec<ReceivedPiece>,
+    ) -> Poll<io::Result<usize>> {
+        self.poll_receive_lent(cx, Crowded::Waits, max, into)
+    }
+
+    /// Sends the start of a received piece on, without a copy, and returns the number of bytes. The
+    /// stream holds the memory until the peer has acknowledged them.
+    ///
+    /// A piece that [keeps](towpath_packet::Piece::held) far more memory than it shows is copied,
+    /// so that the room of the queue, in bytes, also bounds the memory that waits there.
+    pub(crate) fn poll_pass_on(
+        &self,
+        cx: &mut Context<'_>,
+        piece: &ReceivedPiece,
+        from: usize,
+    ) -> Poll<io::Result<usize>> {
+        let (piece, wanted) = (piece.piece(), piece.len() - from);
+        if piece.held() > HELD_TIMES_MAX * piece.len()
+            && let Some(bytes) = piece.view()
+        {
+            return self.poll_write(cx, &bytes[from..]);
+        }
+        let Poll::Ready(mut room) = self.poll_room(cx, wanted)? else { return Poll::Pending };
+        let count = room.left();
+        let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
+        if core.send(queue, Op::Piece(piece.slice(from, count))).is_err() {
+            return Poll::Ready(Err(self.failure()));
+        }
+        room.spend(count);
+        Poll::Ready(Ok(count))
     }
 }

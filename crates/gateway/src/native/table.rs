@@ -1,0 +1,345 @@
+//! Records of native connections.
+//!
+//! The program has the sockets; a record has what names one to the kernel. Bytes are known from the
+//! kernel's report of a socket's end, and when a flow is *visited*: then the kernel is asked, which
+//! takes some microseconds. Nothing is done while no client asks.
+//!
+//! Limit: flows of the configuration. At the limit connections take the interface.
+
+use crate::flows::{FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+use towpath_io::native::diag::{Carried, Diag};
+use towpath_net::slab::{Key, Slab};
+use towpath_net::time::Instant;
+
+/// Why a TCP connection took the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// Its destination does.
+    Destination,
+    /// Its socket was bound to an address, a port or an interface.
+    Bound,
+    /// Its socket had an option that a socket of the host cannot have.
+    Option,
+    /// Another descriptor led to its socket, or an epoll set watched it.
+    OtherWays,
+    /// The program could not be looked at, so that nothing connects.
+    Unseen,
+    /// There was no room: too many flows, or no descriptors.
+    Full,
+}
+
+impl Kept {
+    const COUNT: usize = 6;
+    /// The reasons in reports, in order.
+    const NAMES: [&'static str; Self::COUNT] =
+        ["destination", "bound", "option", "other_ways", "unseen", "full"];
+}
+
+/// Counters of native connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NativeCounters {
+    /// Connections whose socket the program got.
+    pub begun: u64,
+    /// Connections that the host refused or could not make, before the program got the socket.
+    pub refused: u64,
+    /// Open connections.
+    pub open: u64,
+    /// Payload bytes from the program to the host.
+    pub bytes_out: u64,
+    /// Payload bytes from the host to the program; the peer's FIN counts as a byte.
+    pub bytes_in: u64,
+    /// Connections that took the interface, by reason.
+    kept: [u64; Kept::COUNT],
+}
+
+impl NativeCounters {
+    /// The number of numbers.
+    pub(super) const LEN: usize = 5 + Kept::COUNT;
+
+    /// Connections that took the interface, by reason.
+    pub fn interface(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Kept::NAMES.into_iter().zip(self.kept)
+    }
+
+    /// Returns all numbers.
+    pub(super) fn numbers(&self) -> [u64; Self::LEN] {
+        let Self { begun, refused, open, bytes_out, bytes_in, kept } = *self;
+        let mut numbers = [0; Self::LEN];
+        numbers[..5].copy_from_slice(&[begun, refused, open, bytes_out, bytes_in]);
+        numbers[5..].copy_from_slice(&kept);
+        numbers
+    }
+
+    /// The counters with these numbers.
+    pub(super) fn of(numbers: [u64; Self::LEN]) -> Self {
+        let [begun, refused, open, bytes_out, bytes_in, kept @ ..] = numbers;
+        Self { begun, refused, open, bytes_out, bytes_in, kept }
+    }
+}
+
+/// A native connection.
+#[derive(Debug)]
+pub(super) struct Flow {
+    cookie: u64,
+    /// Its own address and the peer's, on the host.
+    outside: [SocketAddr; 2],
+    /// The same as the program sees them.
+    inside: [SocketAddr; 2],
+    begun: Instant,
+    /// Bytes out and in, as last known.
+    bytes: [u64; 2],
+    state: u8,
+    /// The program knows that it is connected.
+    is_collected: bool,
+    /// The kernel did not find it any more.
+    has_gone: bool,
+    /// What the last list has shown.
+    listed: ([u64; 2], Instant),
+}
+
+impl Flow {
+    pub(super) fn new(
+        cookie: u64,
+        outside: [SocketAddr; 2],
+        inside: [SocketAddr; 2],
+        begun: Instant,
+    ) -> Self {
+        Self {
+            cookie,
+            outside,
+            inside,
+            begun,
+            bytes: [0; 2],
+            state: 0,
+            is_collected: false,
+            has_gone: false,
+            listed: ([0; 2], begun),
+        }
+    }
+}
+
+/// All native connections that are open.
+pub(super) struct Table {
+    flows: Slab<Option<Flow>>,
+    by_cookie: HashMap<u64, Key>,
+    flows_max: usize,
+    counters: NativeCounters,
+    /// Where the next visit begins.
+    visited_to: usize,
+    swept: Option<Instant>,
+}
+
+impl Table {
+    pub(super) fn new(flows_max: usize) -> Self {
+        Self {
+            flows: Slab::default(),
+            by_cookie: HashMap::new(),
+            flows_max,
+            counters: NativeCounters::default(),
+            visited_to: 0,
+            swept: None,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_cookie.is_empty()
+    }
+
+    /// Returns true if there is no room. Flows that the kernel does not find make room, at
+    /// intervals.
+    pub(super) fn is_full(&mut self, diag: &mut Diag, now: Instant) -> bool {
+        if self.by_cookie.len() >= self.flows_max
+            && self.swept.is_none_or(|swept| now.since(swept) >= SWEEP_INTERVAL)
+        {
+            self.swept = Some(now);
+            (0..self.flows.places_len() as u32).for_each(|index| self.visit(index, diag));
+            let gone = self.flows.iter().filter(|(_, flow)| flow.has_gone);
+            let gone: Vec<(Key, u64)> = gone.map(|(key, flow)| (key, flow.cookie)).collect();
+            for (key, cookie) in gone {
+                self.by_cookie.remove(&cookie);
+                self.flows.remove(key);
+            }
+        }
+        self.by_cookie.len() >= self.flows_max
+    }
+
+    pub(super) fn begin(&mut self, flow: Flow) {
+        self.counters.begun += 1;
+        let cookie = flow.cookie;
+        self.by_cookie.insert(cookie, self.flows.next_key());
+        self.flows.insert(flow);
+    }
+
+    pub(super) fn refused(&mut self) {
+        self.counters.refused += 1;
+    }
+
+    pub(super) fn keep(&mut self, why: Kept) {
+        self.counters.kept[why as usize] += 1;
+    }
+
+    /// Notes that the program knows that this socket is connected; returns false if it did already.
+    pub(super) fn collect(&mut self, cookie: u64) -> bool {
+        let flow = self.by_cookie.get(&cookie).and_then(|key| self.flows.get_mut(*key));
+        flow.is_some_and(|flow| !std::mem::replace(&mut flow.is_collected, true))
+    }
+
+    /// Returns true if this socket is a native one.
+    pub(super) fn has(&self, cookie: u64) -> bool {
+        self.by_cookie.contains_key(&cookie)
+    }
+
+    /// A socket of the host has ended; most are of other programs.
+    pub(super) fn end(&mut self, ended: &Carried) {
+        let Some(key) = self.by_cookie.remove(&ended.cookie) else { return };
+        if let Some(flow) = self.flows.get_mut(key) {
+            count(&mut self.counters, flow, ended);
+        }
+        self.flows.remove(key);
+    }
+
+    /// Asks the kernel for a flow, if there is one at this index. A socket that is closed on the
+    /// network is not found while the program still has it.
+    fn visit(&mut self, index: u32, diag: &mut Diag) {
+        let Some((key, _)) = self.flows.at(index) else { return };
+        let Some(flow) = self.flows.get_mut(key) else { return };
+        let [local, peer] = flow.outside;
+        match diag.ask(flow.cookie, local, peer) {
+            Ok(carried) => count(&mut self.counters, flow, &carried),
+            Err(_) => flow.has_gone = true,
+        }
+    }
+
+    /// Returns the counters. They include the bytes of open flows as of their last visit; some are
+    /// visited now, in turn.
+    pub(super) fn counters(&mut self, diag: &mut Diag) -> NativeCounters {
+        let places = self.flows.places_len();
+        for _ in 0..places.min(VISITED_MAX) {
+            self.visited_to = (self.visited_to + 1) % places;
+            self.visit(self.visited_to as u32, diag);
+        }
+        NativeCounters { open: self.by_cookie.len() as u64, ..self.counters }
+    }
+
+    /// Returns a page of flows, as the gateway's own lists: those that moved most come first.
+    pub(super) fn page(&mut self, query: &FlowQuery, diag: &mut Diag, now: Instant) -> FlowPage {
+        let places = self.flows.places_len();
+        let from = usize::try_from(query.from).map_or(places, |from| from.min(places));
+        let to = (from + VISITED_MAX).min(places);
+        let mut page = FlowPage::default();
+        for index in from..to {
+            self.visit(index as u32, diag);
+            let Some((key, _)) = self.flows.at(index as u32) else { continue };
+            let Some(flow) = self.flows.get_mut(key) else { continue };
+            page.visited += 1;
+            let flow = describe(key, flow, now);
+            if flow.moved_out + flow.moved_in >= query.moved_min {
+                page.flows.push(flow);
+            }
+        }
+        page.flows.sort_unstable_by_key(|flow| std::cmp::Reverse(flow.moved_out + flow.moved_in));
+        page.flows.truncate(query.most.min(LISTED_MAX));
+        page.next = (to < places).then_some(to as u64);
+        page
+    }
+}
+
+/// Counts what a flow has carried since it was last looked at.
+fn count(counters: &mut NativeCounters, flow: &mut Flow, carried: &Carried) {
+    let [out, into] = flow.bytes;
+    counters.bytes_out += carried.bytes_out.saturating_sub(out);
+    counters.bytes_in += carried.bytes_in.saturating_sub(into);
+    flow.bytes = [carried.bytes_out.max(out), carried.bytes_in.max(into)];
+    flow.state = carried.state;
+}
+
+fn describe(key: Key, flow: &mut Flow, now: Instant) -> ListedFlow {
+    let [program, peer] = flow.inside;
+    let [bytes_out, bytes_in] = flow.bytes;
+    let ([out_before, in_before], since) = std::mem::replace(&mut flow.listed, (flow.bytes, now));
+    ListedFlow {
+        kind: FlowKind::Native,
+        id: (key.index, key.generation),
+        program,
+        peer: Some(peer),
+        is_inbound: false,
+        state: if flow.has_gone { "closing" } else { state_name(flow.state) },
+        age: now.since(flow.begun),
+        bytes_out,
+        bytes_in,
+        moved_out: bytes_out - out_before,
+        moved_in: bytes_in - in_before,
+        moved_in_time: now.since(since),
+        tcp: None,
+    }
+}
+
+/// Returns the word for a state of net/tcp_states.h.
+pub(super) fn state_name(state: u8) -> &'static str {
+    match state {
+        1 => "open",
+        2 | 3 => "connecting",
+        _ => "closing",
+    }
+}
+
+/// Interval of the looks for flows whose end was not reported, at the limit: 16,384 flows take
+/// about 0.1 s.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn flow(cookie: u64) -> Flow {
+        let inside = [at("10.0.2.15:4000"), at("192.0.2.2:80")];
+        Flow::new(cookie, [at("192.0.2.1:4000"), at("192.0.2.2:80")], inside, Instant::START)
+    }
+
+    /// Goal: bytes count once, at the end of a flow; sockets of others do not count.
+    #[test]
+    fn ends_are_counted() {
+        let mut table = Table::new(4);
+        table.begin(flow(7));
+        assert!(table.collect(7) && !table.collect(7) && !table.collect(8));
+        let ended = |cookie| Carried { cookie, bytes_out: 10, bytes_in: 20, state: 7 };
+        for cookie in [8, 7, 7] {
+            table.end(&ended(cookie));
+        }
+        let NativeCounters { begun, bytes_out, bytes_in, .. } = table.counters;
+        assert_eq!((begun, bytes_out, bytes_in), (1, 10, 20));
+        assert!(table.is_empty());
+    }
+
+    /// Goal: a flow that the kernel does not know makes room for another one.
+    #[test]
+    fn flows_without_an_end_make_room() {
+        let mut diag = Diag::open().unwrap();
+        let mut table = Table::new(1);
+        table.begin(flow(u64::MAX - 1));
+        let query = FlowQuery { from: 0, most: 9, moved_min: 0 };
+        let page = table.page(&query, &mut diag, Instant::START + Duration::from_secs(1));
+        assert_eq!((page.visited, page.flows.len(), page.next), (1, 1, None));
+        assert_eq!(page.flows[0].age, Duration::from_secs(1));
+        assert!(!table.is_full(&mut diag, Instant::START));
+        assert_eq!(table.counters(&mut diag).open, 0);
+    }
+
+    #[test]
+    fn counters_are_numbers() {
+        let mut table = Table::new(1);
+        table.refused();
+        table.keep(Kept::Full);
+        table.keep(Kept::OtherWays);
+        assert_eq!(NativeCounters::of(table.counters.numbers()), table.counters);
+        let kept: Vec<_> = table.counters.interface().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(kept, [("other_ways", 1), ("full", 1)]);
+    }
+}

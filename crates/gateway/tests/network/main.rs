@@ -1,0 +1,6 @@
+//! Ports of a network whose guests are in the test, over stream sockets and with queues in shared
+//! memory.
+
+mod queues;
+mod rig;
+mod workers;

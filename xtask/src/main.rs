@@ -32,7 +32,7 @@ cargo xtask COMMAND
   man                      write docs/man/towpath*.1
   packetdrill DIR [...]    run packetdrill's scripts in DIR, the folder gtests/net of its repository
   papers                   repeat what published documents measured, and print their figures beside
-                           towpath's; about 15 minutes
+                           towpath's
   rfc                      list the RFC sections that code cites, and whether tests cite them
   scribble [SECONDS]       run a front end that writes arbitrary data to shared memory, with the
                            address sanitizer; 60 seconds by default";

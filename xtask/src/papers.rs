@@ -31,7 +31,8 @@ enum Show {
     Percent,
 }
 
-/// Benches in the order in which they run, with options that keep all of them within 20 minutes.
+/// Benches in the order in which they run, with options that are to keep all of them within 20
+/// minutes. What follows a hyphen tells two runs of a bench apart.
 const BENCHES: [(&str, &[&str]); 5] = [
     ("ring", &["--rounds", "5"]),
     ("zerocopy", &["--rounds", "2"]),

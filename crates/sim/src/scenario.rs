@@ -218,8 +218,10 @@ impl Scenario {
         });
         let mut problems = self.world.problems();
         problems.extend(self.unfinished());
-        let leaks = self.world.leaks();
-        problems.extend(leaks.into_iter().filter(|_| !self.is_half_open()));
+        problems.extend(self.world.unaccounted());
+        if !self.is_half_open() {
+            problems.extend(self.world.held());
+        }
         problems.extend(self.excess());
         let state = self.world.report();
         assert!(problems.is_empty(), "{:?}: {problems:#?}\n{state}", self.faults);

@@ -101,12 +101,24 @@ impl World {
 
     /// Memory that did not come back, and packets that are not accounted for. For the end of a run.
     pub fn leaks(&self) -> Vec<String> {
+        [self.held(), self.unaccounted()].concat()
+    }
+
+    /// Memory that did not come back.
+    pub fn held(&self) -> Vec<String> {
+        let counts = self.hosts.iter().map(Host::out_counts).enumerate();
+        counts
+            .filter(|(_, out)| *out != [0; 4])
+            .map(|(index, out)| {
+                format!("host {index} keeps {out:?} packets, frames, frames, loans")
+            })
+            .collect()
+    }
+
+    /// Packets that are not accounted for.
+    pub fn unaccounted(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for (index, host) in self.hosts.iter().enumerate() {
-            let out = host.out_counts();
-            if out != [0; 4] {
-                problems.push(format!("host {index} keeps {out:?} packets, frames, frames, loans"));
-            }
             let (there, back) = (self.links[index].counters(), self.links[1 - index].counters());
             let flying = self.links[index].in_flight() as u64;
             if there.offered + there.duplicated != there.delivered + there.lost() + flying {

@@ -95,7 +95,8 @@ impl Link {
         let words = [self.asked, kind, from, most, moved_min];
         send(&self.channel, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
         loop {
-            // A late answer of another question shortens nothing: few of them can be on the way.
+            // The answer to an earlier question may come first. Few of these can be on the way, so
+            // the patience begins anew after each.
             wait_readable(&[self.channel.as_fd()], Some(patience)).ok()??;
             let numbers = receive_words(self.channel.as_fd()).ok()?;
             if numbers.first() == Some(&self.asked) {

@@ -86,7 +86,7 @@ pub(super) struct Flow {
     cookie: u64,
     /// Its own address and the peer's, on the host.
     outside: [SocketAddr; 2],
-    /// The same as the program sees them.
+    /// Both addresses as the program sees them.
     inside: [SocketAddr; 2],
     begun: Instant,
     /// Bytes out and in, as last known.

@@ -48,7 +48,7 @@ pub enum Asked {
         at: u64,
         /// Where its length goes. The room for it is there before.
         len_at: u64,
-        /// The peer's address is wanted.
+        /// True for getpeername(2), false for getsockname(2).
         of_peer: bool,
     },
     /// A call that the filter does not report.

@@ -1,5 +1,5 @@
-//! Random loss: the part of the segments that the path loses while no queue stands. It is no
-//! answer to what the flow sends.
+//! Random loss: the part of the segments that the path loses while there is no queue. The flow does
+//! not cause it, and cannot end it by sending less.
 //!
 //! This is not in the draft, which takes each loss for congestion: more than BBR.LossThresh in a
 //! probe for the limit of the path, any loss between probes for a reason to slow down. On a path

@@ -70,7 +70,7 @@ impl Bbr {
         rs.rtt.map(|rtt| shows_queue(rtt, self.min_rtt))
     }
 
-    /// Measures the random loss, once ACKs no longer tell of a probe.
+    /// Measures the random loss, while no segment of a probe is in the network.
     pub(super) fn update_baseline(&mut self, rs: &Rs) {
         let counts = self.has_selective_acks
             && self.ack_phase == AckPhase::Init

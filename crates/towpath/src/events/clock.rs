@@ -3,6 +3,10 @@
 use crate::driver::clock::moment;
 use std::time::{Duration, Instant};
 
+/// Longest real time in which a simulated clock stands still. A lent buffer comes back later than
+/// that if the peer does not read.
+const ENDING_MAX: Duration = Duration::from_secs(1);
+
 /// A queue's clock. See the module documentation.
 #[derive(Debug)]
 pub(super) enum Clock {
@@ -23,11 +27,13 @@ impl Clock {
         }
     }
 
-    /// Returns how long to wait in the kernel until `due`.
-    pub(super) fn until(&self, due: Option<Instant>) -> Option<Duration> {
+    /// Returns how long to wait in the kernel until `due`. If `is_ending`, the kernel is ending
+    /// operations whose deadline has passed. It needs a moment of real time for that, in which a
+    /// simulated clock stands still.
+    pub(super) fn until(&self, due: Option<Instant>, is_ending: bool) -> Option<Duration> {
         match self {
             Self::System => due.map(|due| due.saturating_duration_since(moment())),
-            Self::Simulated(_) => Some(Duration::ZERO),
+            Self::Simulated(_) => Some(if is_ending { ENDING_MAX } else { Duration::ZERO }),
         }
     }
 

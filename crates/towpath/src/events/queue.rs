@@ -54,6 +54,8 @@ pub struct EventQueue {
     /// Identifies the process that created the queue.
     process: u64,
     pub(super) clock: Clock,
+    /// Operations whose deadline has passed and that the back end has not ended yet.
+    pub(super) late: u32,
     pub(super) back: BackEnd,
     pub(super) ready: ReadyList<EventDoorbell>,
     /// Token of each entry of `ready`.
@@ -139,6 +141,7 @@ impl EventQueue {
         Ok(Self {
             process: generation(),
             clock: Clock::new(config.simulated),
+            late: 0,
             back: BackEnd::new(config.back_end, &doorbell)?,
             ready: ReadyList::new(doorbell),
             entries: Vec::new(),

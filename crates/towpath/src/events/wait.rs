@@ -75,7 +75,7 @@ impl EventQueue {
     /// Waits in the kernel for an event or the next deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let due = deadline.into_iter().chain(self.timers.next()).min();
-        let asked = self.ask_kernel(self.clock.until(due));
+        let asked = self.ask_kernel(self.clock.until(due, self.late > 0));
         self.ready.disarm();
         asked?;
         self.collect(self.clock.now());
@@ -156,6 +156,7 @@ impl EventQueue {
                 What::Over(outcome) => {
                     let Kind::Operation(ongoing) = &mut registration.source else { continue };
                     ongoing.over(outcome);
+                    self.late -= u32::from(ongoing.is_late);
                     if ongoing.deadline.take().is_some() {
                         self.unset_timer();
                     }
@@ -268,6 +269,7 @@ impl EventQueue {
             }
             Kind::Operation(ongoing) => {
                 (ongoing.deadline, ongoing.is_late) = (None, true);
+                self.late += 1;
                 self.back.cancel(kernel_slot(token));
             }
             _ => {}

@@ -12,6 +12,7 @@
 //! program's own packets get their turn after the same number of bytes, however many flows there
 //! are.
 
+mod inbound;
 mod listed;
 mod moved;
 mod slow;
@@ -38,9 +39,6 @@ use towpath_packet::Piece;
 /// so many. They are sent at the end of the turn, while they are still in the processor's own
 /// cache; this is half of that cache.
 pub(crate) const BYTES_PER_TURN: usize = 512 << 10;
-/// Ports tried for a connection to the program before giving up: with several workers, about one in
-/// 256 keeps its worker.
-const PORT_TRIES: u16 = 1024;
 
 /// State of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -338,48 +336,6 @@ impl Gateway {
         stack.tcp_refuse(handle, &mut context);
     }
 
-    /// A connection to the host arrived: connects to the program.
-    pub(crate) fn begin_inbound(
-        &mut self,
-        socket: TcpSocket,
-        inside: SocketAddr,
-        program: SocketAddr,
-        io: &mut Io<'_>,
-    ) {
-        self.counters.tcp_in += 1;
-        let Some(handle) = self.connect_program(inside, program, io) else {
-            self.counters.tcp_refused += 1;
-            return socket.reset();
-        };
-        let token = Token::Tcp(handle.key()).encode();
-        if io.reactor.add(&socket, token, Interest::BOTH.and_urgent(), true).is_err() {
-            self.counters.no_descriptor += 1;
-            io.stack.with_tcp(handle, io.now, |connection| connection.abort());
-            io.stack.tcp_release(handle, io.now);
-            return socket.reset();
-        }
-        self.tcp.insert(Flow::new(handle, socket, Phase::ProgramConnecting, io.now));
-        self.limit_first_window(handle, io);
-        self.expected.connection_begins(io.now);
-    }
-
-    /// Connects to the program. The peer keeps its port unless that port is taken, which happens
-    /// when several host addresses appear as one.
-    fn connect_program(
-        &mut self,
-        inside: SocketAddr,
-        program: SocketAddr,
-        io: &mut Io<'_>,
-    ) -> Option<TcpHandle> {
-        (0..PORT_TRIES).find_map(|offset| {
-            let port = inside.port().checked_add(offset).unwrap_or(FIRST_PORT + offset);
-            let local = SocketAddr::new(inside.ip(), port);
-            // With another port, the connection may belong to another worker.
-            let is_alike = self.spread.is_alike(local, inside, program);
-            is_alike.then(|| io.stack.tcp_connect(local, program, io.now).ok()).flatten()
-        })
-    }
-
     /// The host socket has an event.
     pub(super) fn tcp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
         let Some(Some(flow)) = self.tcp.flows.get_mut(slot.index as usize) else { return };
@@ -593,6 +549,3 @@ impl Gateway {
         io.stack.tcp_release(handle, io.now);
     }
 }
-
-/// The port that follows the last one; ports below it are those of services.
-const FIRST_PORT: u16 = 32_768;

@@ -2,7 +2,8 @@
 //!
 //! `run` starts a program in namespaces of its own, and `attach` serves an existing namespace; both
 //! pass a TAP device to the worker, which moves the packets. `up` serves a network of virtual
-//! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it.
+//! machines; `ls`, `port`, `lease` and `publish` show and change it, `policy` checks and replaces
+//! its policy, and `capture` records it.
 //! `doctor` reports what the machine permits. `compat` translates command lines of other programs,
 //! and `engines` makes container engines use it.
 //! All code here runs in one thread until the worker starts, because it forks.
@@ -66,6 +67,7 @@ fn act(arguments: Arguments) -> Result<Ending, Failure> {
         Action::Port(arguments) => control::ports::change(&arguments),
         Action::Lease(arguments) => control::ports::lease(&arguments),
         Action::Publish(arguments) => control::ports::publish(&arguments),
+        Action::Policy(arguments) => control::policy::policy(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
         Action::Doctor(arguments) => doctor::doctor(&arguments),

@@ -12,6 +12,7 @@ use towpath_io::namespace::{Addresses, Interface};
 use towpath_io::netlink::Route;
 use towpath_net::tcp::congestion::Kind;
 
+use crate::egress::enforcer::Enforcer;
 use crate::publish::{
     JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, Target, is_interface_name,
 };
@@ -112,6 +113,8 @@ pub struct Config {
     /// Services whose queries by multicast are passed to the host's networks, and their answers
     /// back.
     pub multicast: Vec<MulticastService>,
+    /// Judges each flow to a host outside; `None` allows all.
+    pub egress: Option<Arc<Enforcer>>,
     /// Where captured traffic is written.
     pub capture: Option<CaptureFile>,
     /// Most bytes of memory for packets.
@@ -272,6 +275,7 @@ impl Default for Config {
             join_loopback: false,
             followed: Vec::new(),
             multicast: Vec::new(),
+            egress: None,
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,

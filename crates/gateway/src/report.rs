@@ -1,5 +1,6 @@
 //! Counters of a worker, for people and for tests.
 
+use crate::egress::enforcer::{Enforcer, Summary};
 use crate::flows::{Gateway, GatewayCounters, LentNow};
 use crate::native::NativeCounters;
 use std::fmt;
@@ -31,6 +32,8 @@ pub struct Report {
     pub joined_udp: usize,
     /// Counters of native sockets, if the program has them.
     pub native: Option<NativeCounters>,
+    /// What the policy for flows has decided, if there is one.
+    pub egress: Option<Summary>,
     /// Packet handles in use.
     pub packets_taken: usize,
     /// Frames in use, small and large: held by flows, or ready for the next read.
@@ -94,6 +97,7 @@ impl Report {
             joined: gateway.joined_counts().0,
             joined_udp: gateway.joined_counts().1,
             native: None,
+            egress: gateway.egress().map(|enforcer| Enforcer::summary(enforcer)),
             packets_taken: 0,
             frames_taken: (0, 0),
             lent: LentNow::default(),
@@ -278,7 +282,27 @@ impl Report {
                 self.joined_udp, gateway.joined_udp, gateway.joined_udp_refused
             )?;
         }
-        self.fmt_native(f)
+        self.fmt_native(f)?;
+        self.fmt_egress(f)
+    }
+
+    /// Writes the lines of the policy, if there is one.
+    fn fmt_egress(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(Summary { generation, counters, by_rule }) = &self.egress else { return Ok(()) };
+        writeln!(
+            f,
+            "egress            {} allowed, {} denied, {} questions and {} answers refused; policy \
+             {generation}, {} records lost",
+            counters.allowed,
+            counters.denied,
+            counters.questions_refused,
+            counters.answers_refused,
+            counters.audit_lost
+        )?;
+        for (id, [allowed, denied]) in by_rule.iter().filter(|(_, counts)| *counts != [0; 2]) {
+            writeln!(f, "egress rule       {id}: {allowed} allowed, {denied} denied")?;
+        }
+        Ok(())
     }
 
     /// Writes the lines of native sockets, if the program has them.

@@ -30,6 +30,7 @@ pub(crate) use wait::LOOKS;
 
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
+use crate::egress::enforcer::Enforcer;
 use crate::flows::{BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, Load, StartError, Token};
 use crate::report::Report;
 use crate::services;
@@ -304,6 +305,11 @@ impl<S: Inside> Worker<S> {
     }
 
     /// Returns the gateway and the reactor that its sockets are registered with.
+    /// Returns what carries out the policy, if there is one.
+    pub fn egress(&self) -> Option<&Arc<Enforcer>> {
+        self.gateway.egress()
+    }
+
     pub(crate) fn gateway(&mut self) -> (&mut Gateway, &Reactor) {
         (&mut self.gateway, &self.reactor)
     }

@@ -43,6 +43,7 @@ use towpath_packet::ring::{self, Doorbell};
 
 use crate::capture::Recording;
 use crate::config::{Config, MappedAddress};
+use crate::egress::enforcer::Enforcer;
 use crate::flows::{
     FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, Orders,
     Spread, StartError,
@@ -194,6 +195,11 @@ impl WorkerGroup {
     /// Closes a published port; see [`Worker::unpublish`].
     pub fn unpublish(&mut self, id: PublishId) -> bool {
         self.first.unpublish(id)
+    }
+
+    /// Returns what carries out the policy, if there is one.
+    pub fn egress(&self) -> Option<&Arc<Enforcer>> {
+        self.first.egress()
     }
 
     /// Returns the published ports.

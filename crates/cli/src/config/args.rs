@@ -17,10 +17,12 @@ use crate::exit;
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
+pub(crate) use egress::EgressArguments;
 pub(crate) use engines::{Engine, EnginesAction, EnginesArguments};
 pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use native::NativeArguments;
+pub(crate) use policy::{PolicyAction, PolicyArguments};
 pub(crate) use publish::PublishArguments;
 pub(crate) use stats::StatsArguments;
 pub(crate) use top::TopArguments;
@@ -30,10 +32,12 @@ pub(crate) use workers::{NetworkWorkers, Workers, parse_workers};
 mod attach;
 mod capture;
 mod doctor;
+mod egress;
 mod engines;
 mod link;
 mod machine;
 mod native;
+mod policy;
 mod publish;
 mod stats;
 mod top;
@@ -58,6 +62,7 @@ pub(crate) enum Action {
     Port(PortArguments),
     Lease(LeaseArguments),
     Publish(PublishArguments),
+    Policy(PolicyArguments),
     Capture(CaptureArguments),
     Stats(StatsArguments),
     Top(TopArguments),
@@ -529,6 +534,9 @@ pub(crate) struct GatewayArguments {
     /// may be repeated. Without it, services that listen only there are unreachable.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) map_host_loopback: Vec<IpAddr>,
+
+    #[command(flatten)]
+    pub(crate) egress: EgressArguments,
 
     /// Memory limit for packets; suffixes K, M, G [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]

@@ -17,6 +17,7 @@ use towpath_gateway::config::{
 };
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
+use towpath_gateway::egress::policy::Policy;
 use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
 use towpath_gateway::publish::{Existing, PortChange, Target};
 use towpath_gateway::services::LEASES_PER_PORT_MAX;
@@ -25,6 +26,7 @@ use towpath_net::switch::Role;
 use towpath_net::tcp::congestion::Kind;
 
 use crate::config::document::Document;
+use crate::config::policy_file;
 
 /// Longest file in bytes: enough for a thousand ports with all settings.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -50,6 +52,8 @@ pub(crate) struct NetFile {
     pub(crate) autonomous: Option<bool>,
     pub(crate) dhcp: Dhcp,
     pub(crate) ports: PortDefaults,
+    /// Which hosts outside may be reached.
+    pub(crate) egress: Option<Policy>,
     /// Operations, each with its place in the file.
     pub(crate) operations: Vec<(String, Operation)>,
 }
@@ -153,6 +157,7 @@ impl NetFile {
             resolvers: fields.list("resolvers")?,
             map_host_loopback: fields.list("map-host-loopback")?,
             multicast: fields.list("multicast")?,
+            egress: policy_file::of_table(&mut fields)?,
             ..Self::default()
         };
         let mut ipv4 = None;

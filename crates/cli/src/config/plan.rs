@@ -26,7 +26,7 @@ use towpath_net::wire::MacAddr;
 use crate::config::args::{UpArguments, Workers};
 use crate::config::machine::{self, Machine};
 use crate::config::netfile::{NetFile, Pool, PortDefaults};
-use crate::config::{link, settings};
+use crate::config::{egress, link, settings};
 
 /// Default domain of the guests.
 const DOMAIN: &str = "towpath.internal";
@@ -205,6 +205,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     // Those are for programs, whose interface is configured directly.
     config.further_addresses.clear();
     settings::check(&mut config, gateway);
+    config.egress = egress::enforcer(&gateway.egress, file.egress.clone())?;
     Ok(config)
 }
 

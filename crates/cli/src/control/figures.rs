@@ -1,6 +1,7 @@
 //! The counters of an instance as JSON; the manual page describes the names.
 
 use serde_json::{Map, Value, json};
+use towpath_gateway::egress::enforcer::Summary;
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
 
@@ -70,10 +71,29 @@ pub(crate) fn object(report: &Report) -> Value {
             "interface": named(&mut native.interface()),
         });
     }
+    if let Some(summary) = &report.egress {
+        object["egress"] = egress(summary);
+    }
     if !report.workers.is_empty() {
         object["workers"] = workers(&report.workers);
     }
     object
+}
+
+/// Returns what a policy has decided.
+fn egress(Summary { generation, counters, by_rule }: &Summary) -> Value {
+    let rule = |(id, [allowed, denied]): &(String, [u64; 2])| {
+        (id.clone(), json!({ "allowed": allowed, "denied": denied }))
+    };
+    json!({
+        "policy": generation,
+        "allowed": counters.allowed,
+        "denied": counters.denied,
+        "questions_refused": counters.questions_refused,
+        "answers_refused": counters.answers_refused,
+        "audit_lost": counters.audit_lost,
+        "rules": Value::Object(by_rule.iter().map(rule).collect()),
+    })
 }
 
 /// Returns the counters of each of several workers, by its number.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -11,6 +12,7 @@ use rustix::fs::Mode;
 use rustix::process::umask;
 use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
 use towpath_gateway::config::Config;
+use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::flows::{
     FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError,
     allow_many_files,
@@ -395,6 +397,9 @@ impl Gateway {
             Threads::One(worker) => worker.finish(descriptors, LINGER)?,
             Threads::Several(workers) => workers.finish(descriptors, LINGER)?,
         }
+        if let Some(egress) = self.workers.egress() {
+            egress.write_learned()?;
+        }
         self.finish_capture(descriptors)
     }
 
@@ -505,6 +510,13 @@ impl Serving for Threads {
         match self {
             Self::One(_) => 1,
             Self::Several(workers) => workers.count(),
+        }
+    }
+
+    fn egress(&self) -> Option<&Arc<Enforcer>> {
+        match self {
+            Self::One(only) => only.egress(),
+            Self::Several(workers) => workers.egress(),
         }
     }
 

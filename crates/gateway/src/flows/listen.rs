@@ -117,6 +117,9 @@ pub enum StartError {
     /// The system does not have the memory that was asked for.
     #[error("{0}; reduce --memory, or raise the limit of the process (`ulimit -v`)")]
     Memory(#[from] NoMemory),
+    /// The audit of flows has no thread.
+    #[error("cannot start the thread that writes the audit")]
+    Audit(#[source] io::Error),
     /// Another system call failed.
     #[error("cannot start the gateway")]
     Os(#[from] io::Error),

@@ -15,14 +15,15 @@
 //! and connections that wait for a new flow; `listen` has the published ports, and `changes` makes
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
 //! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
-//! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
-//! wait; `multicast` has service discovery; `route` maps destinations, and `native` those of native
-//! sockets; `fair` limits the memory of slow readers; `list` describes flows for people; `moved`
-//! takes flows to other workers, and `spread` connections to published ports. All run on the
-//! worker's thread, except for `native`.
+//! and `idle` choose what to evict at a bound; `egress` asks the policy about new flows; `expected`
+//! has packets that are near and ACKs that wait; `multicast` has service discovery; `route` maps
+//! destinations, and `native` those of native sockets; `fair` limits the memory of slow readers;
+//! `list` describes flows for people; `moved` takes flows to other workers, and `spread`
+//! connections to published ports. All run on the worker's thread, except for `native`.
 
 mod accepted;
 mod changes;
+mod egress;
 mod expected;
 mod fair;
 mod hops;
@@ -45,6 +46,8 @@ mod tcp;
 mod udp;
 
 use crate::config::{Config, MappedAddress};
+use crate::egress::enforcer::Enforcer;
+use egress::Egress;
 use expected::Expected;
 use joined::{End, JoinedFlows};
 use joined_udp::JoinedUdp;
@@ -59,6 +62,7 @@ use route::Routes;
 pub(crate) use moved::{MovedFlows, Order};
 pub(crate) use spread::{Orders, Spread};
 use std::net::IpAddr;
+use std::sync::Arc;
 use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
 use towpath_io::receive::ReceiveBuffer;
@@ -220,6 +224,8 @@ pub struct Gateway {
     joined: JoinedFlows,
     joined_udp: JoinedUdp,
     newcomers: Newcomers,
+    /// Judges flows, if there is a policy.
+    egress: Option<Box<Egress>>,
     expected: Expected,
     spread: Spread,
     visits: Visits,
@@ -290,6 +296,9 @@ impl Token {
 impl Gateway {
     /// Makes a gateway and binds the published ports.
     pub(crate) fn new(config: &Config, reactor: &Reactor) -> Result<Self, StartError> {
+        if let Some(egress) = &config.egress {
+            egress.start().map_err(StartError::Audit)?;
+        }
         let families = [config.ipv4.is_some(), config.ipv6.is_some()];
         let mut gateway = Self {
             routes: Routes::new(config),
@@ -302,6 +311,7 @@ impl Gateway {
             joined: JoinedFlows::new(config.flows_max, config.join_loopback),
             joined_udp: JoinedUdp::new(config.flows_max),
             newcomers: Newcomers::default(),
+            egress: config.egress.clone().map(|enforcer| Box::new(Egress::new(enforcer))),
             expected: Expected::new(),
             spread: Spread::default(),
             visits: Visits::default(),
@@ -331,6 +341,11 @@ impl Gateway {
     /// Returns the counters.
     pub fn counters(&self) -> &GatewayCounters {
         &self.counters
+    }
+
+    /// Returns what carries out the policy, if there is one.
+    pub fn egress(&self) -> Option<&Arc<Enforcer>> {
+        self.egress.as_ref().map(|egress| &egress.enforcer)
     }
 
     /// Returns the number of flows: TCP, UDP, echo.
@@ -393,6 +408,7 @@ impl Gateway {
         self.with_joined(io, JoinedFlows::go_on);
         self.with_joined_udp(io, JoinedUdp::go_on);
         self.end_long_waits(io);
+        self.review_flows(io);
     }
 
     /// Returns true if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an
@@ -427,6 +443,9 @@ impl Gateway {
     pub(crate) fn on_deadline(&mut self, io: &mut Io<'_>) {
         self.end_moments(io);
         self.udp.expire(io.now);
+        if let Some(egress) = &mut self.egress {
+            egress.expire(io.now);
+        }
         self.pings.expire(io.now);
         self.joined_udp.expire(io.now);
         self.listeners.resume(io);

@@ -12,6 +12,7 @@
 //! program's own packets get their turn after the same number of bytes, however many flows there
 //! are.
 
+mod gate;
 mod inbound;
 mod listed;
 mod moved;
@@ -22,6 +23,7 @@ use super::Slot;
 use super::queued::Queued;
 use super::route::Target;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use gate::{Denied, Gate};
 pub(super) use moved::MovedConnection;
 use rustix::io::Errno;
 use slow::Moment;
@@ -90,6 +92,8 @@ struct Flow {
     /// When it began, and whether the host began it.
     begun: Instant,
     is_inbound: bool,
+    /// What the policy knows of it, if there is one.
+    gate: Option<Box<Gate>>,
     /// Bytes for the host; `into` has the bytes for the program.
     out: Queued,
     into: Queued,
@@ -119,6 +123,7 @@ impl Flow {
             passed: 0,
             begun: now,
             is_inbound: phase == Phase::ProgramConnecting,
+            gate: None,
             out: Queued::default(),
             into: Queued::default(),
         }
@@ -246,7 +251,12 @@ impl Gateway {
             return;
         };
         self.counters.tcp_out += 1;
-        let (to, dns) = match self.routes.target(destination) {
+        let target = self.routes.target(destination);
+        let gate = match self.judge_connection(handle, target, io) {
+            Ok(gate) => gate,
+            Err(Denied) => return self.prohibit(handle, io),
+        };
+        let (to, dns) = match target {
             Target::Host(to) | Target::Mapped(to) => (to, None),
             Target::Dns => match self.resolvers.after(0, io.now) {
                 Some(to) => (to, Some(0)),
@@ -258,14 +268,14 @@ impl Gateway {
             },
             Target::Refused => return self.refuse(handle, io),
         };
-        self.connect_host(handle, to, dns, io);
+        self.connect_host(handle, to, (dns, gate), io);
     }
 
     fn connect_host(
         &mut self,
         handle: TcpHandle,
         to: SocketAddr,
-        dns: Option<u8>,
+        (dns, gate): (Option<u8>, Option<Box<Gate>>),
         io: &mut Io<'_>,
     ) {
         let (socket, connected) = match TcpSocket::connect(to) {
@@ -280,6 +290,7 @@ impl Gateway {
         }
         let mut flow = Flow::new(handle, socket, Phase::HostConnecting { dns }, io.now);
         flow.watches_room = !connected;
+        flow.gate = gate;
         self.tcp.insert(flow);
         if connected {
             self.host_connected(handle, io);
@@ -311,7 +322,7 @@ impl Gateway {
         if let Some(tried) = dns
             && let Some(to) = self.resolvers.after(usize::from(tried) + 1, io.now)
         {
-            return self.connect_host(handle, to, Some(tried + 1), io);
+            return self.connect_host(handle, to, (Some(tried + 1), None), io);
         }
         self.counters.tcp_refused += 1;
         if is_descriptor_shortage(error) {
@@ -373,6 +384,10 @@ impl Gateway {
 
     /// Moves bytes from the program to the host: one `sendmsg` over up to 64 pieces.
     fn move_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let is_shut = |flow: &mut Flow| flow.gate.as_ref().is_some_and(|gate| !gate.is_open());
+        if self.tcp.get_mut(handle).is_some_and(is_shut) && !self.pass_gate(handle, io) {
+            return;
+        }
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         let (mut sent, mut kept, mut failed) = (0, 0, None);
         while flow.host_writable {
@@ -421,7 +436,9 @@ impl Gateway {
             }
         }
         if flow.over {
-            self.tcp.remove(handle);
+            if let Some(flow) = self.tcp.remove(handle) {
+                self.note_end(&flow, io.now);
+            }
             io.stack.tcp_release(handle, io.now);
         }
     }
@@ -524,10 +541,11 @@ impl Gateway {
     }
 
     /// The host reset the connection: resets both sides.
-    fn abort(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+    pub(super) fn abort(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         io.stack.with_tcp(handle, io.now, |connection| connection.abort());
         io.stack.tcp_release(handle, io.now);
         if let Some(flow) = self.tcp.remove(handle) {
+            self.note_end(&flow, io.now);
             flow.socket.reset();
         }
     }
@@ -544,6 +562,7 @@ impl Gateway {
         }
         if let Some(flow) = self.tcp.remove(handle) {
             self.counters.tcp_refused += u64::from(error == Some(ConnectionError::Refused));
+            self.note_end(&flow, io.now);
             flow.socket.reset();
         }
         io.stack.tcp_release(handle, io.now);

@@ -252,10 +252,36 @@ impl Gateway {
     /// The program sent a datagram. One that needs a new flow waits.
     pub(super) fn on_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
         let Some((realm, to)) = self.route_or_refuse(&datagram, io) else { return };
+        let is_answer = self.udp.way(datagram.remote, datagram.local).is_some();
+        let datagram = match realm {
+            Realm::Dns(_) if self.egress.is_some() && datagram.segment_size.is_some() => {
+                return self.on_each_question(&datagram, io);
+            }
+            Realm::Dns(_) if !self.admits_question(&datagram, io) => return,
+            Realm::World | Realm::Mapped(_) if !is_answer => {
+                match self.admit_datagram(datagram, to, io) {
+                    Some(admitted) => admitted,
+                    None => return,
+                }
+            }
+            _ => datagram,
+        };
+        self.send_or_wait(datagram, realm, to, io);
+    }
+
+    /// Sends a datagram that is admitted. One that needs a new flow waits.
+    fn send_or_wait(&mut self, datagram: Datagram, realm: Realm, to: SocketAddr, io: &mut Io<'_>) {
         if self.udp.index.contains_key(&(datagram.remote, realm)) {
             self.send_datagram(datagram, realm, to, io);
         } else {
             self.message_waits(Message::Datagram(datagram), io);
+        }
+    }
+
+    /// Sends a datagram that has waited for the rest of its greeting.
+    pub(super) fn forward_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
+        if let Some((realm, to)) = self.route_or_refuse(&datagram, io) {
+            self.send_or_wait(datagram, realm, to, io);
         }
     }
 

@@ -12,6 +12,6 @@ pub(crate) struct NativeArguments {
     /// replaced use the interface; `towpath stats` counts both. CMD cannot gain privileges
     /// (set-user-ID programs), use io_uring or run 32-bit programs. A privileged user gets a user
     /// namespace, too. Needs Linux 6.7 with Landlock.
-    #[arg(long, conflicts_with = "pcap")]
+    #[arg(long, conflicts_with_all = ["pcap", "allow", "deny", "egress", "learn"])]
     pub(crate) native: bool,
 }

@@ -26,12 +26,13 @@ use crate::exit;
 /// `bytes_out` and `bytes_in` of all of them. `native`, with --native: connections whose socket is
 /// one of the host, which no other counter includes: `flows` (open), `begun`, `refused`,
 /// `bytes_out`, `bytes_in`, and `interface`: connections that took the interface, by reason.
-/// `packets`: `from_program`, `to_program`,
-/// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
-/// `dropped`: by reason. `workers`, with several workers: these counters for each,
-/// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in
-/// the address table of the switch), and `ports`: for each, packets, bytes and drops. Later
-/// versions may add names.
+/// `egress`, with a policy: `allowed` and `denied` flows, of each of its `rules`, too,
+/// `questions_refused` and `answers_refused` of resolvers, `policy` (the number of policies so
+/// far) and `audit_lost` (records). `packets`: `from_program`, `to_program`, the super-packets
+/// among them, and `retransmitted`. `taken`: packets and frames of memory in use. `dropped`: by
+/// reason. `workers`, with several workers: these counters for each, `handed_over` packets, and
+/// `flows_taken` over from other workers. For `up` also `stations` (in the address table of the
+/// switch), and `ports`: for each, packets, bytes and drops. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

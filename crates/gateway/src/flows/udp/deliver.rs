@@ -1,6 +1,8 @@
 //! Datagrams of hosts on their way to the program.
 
+use super::Realm;
 use super::host::for_each_segment;
+use crate::flows::shares::Share;
 use crate::flows::{Gateway, Io, Slot};
 use towpath_io::socket::Datagram as HostDatagram;
 
@@ -28,8 +30,13 @@ impl Gateway {
                 return;
             }
         }
-        self.counters.bytes_in += bytes as u64;
         flow.tally.bytes[1] += bytes as u64;
+        if self.egress.is_some() && matches!(flow.realm, Realm::Dns(_)) {
+            let Share::Guest(guest) = flow.share else { return };
+            let size = size.map_or(bytes, |size| usize::from(size.get()));
+            return self.send_judged_answers(&packet, size, guest, (from, to), io);
+        }
+        self.counters.bytes_in += bytes as u64;
         io.ledger.carry(bytes);
         match size {
             Some(size) if usize::from(size.get()) > room => {

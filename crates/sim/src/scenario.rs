@@ -314,9 +314,6 @@ impl Scenario {
 /// The announced time for answers. Some flows keep it, others do not.
 const ANSWERS_WITHIN: Duration = Duration::from_micros(500);
 
-/// Most bytes that are written in short pieces.
-const SHORT_WRITES_MAX: u64 = 200_000;
-
 /// Draws the settings of a stack.
 pub(crate) fn settings(rng: &mut Rng) -> Settings {
     let buffer = rng.pick(&[4000, 20_000, 128 << 10, 512 << 10, 512 << 10]);
@@ -336,13 +333,9 @@ pub(crate) fn settings(rng: &mut Rng) -> Settings {
 
 fn plan(rng: &mut Rng) -> Plan {
     let most = rng.pick(&[0, 1, 3000, 100_000, 1_000_000]);
-    let (write, write_max) =
-        (rng.between(0, most), rng.pick(&[100, 1460, 5000, 64 << 10, 256 << 10]));
     Plan {
-        write,
-        // Each write has memory of its own: with a megabyte of short ones, all of it would be in
-        // the send queues, and both hosts would wait for the other to free some.
-        write_max: if write > SHORT_WRITES_MAX { write_max.max(1460) } else { write_max },
+        write: rng.between(0, most),
+        write_max: rng.pick(&[100, 1460, 5000, 64 << 10, 256 << 10]),
         ending: rng.pick(&[Ending::Close, Ending::CloseAfterPeer]),
         pause: rng.pick(&[0, 0, 10_000, 200_000]),
         pause_max: rng.pick(&[1, 50, 1000].map(Duration::from_millis)),

@@ -64,6 +64,7 @@ fn act(arguments: Arguments) -> Result<Ending, Failure> {
         Action::Up(arguments) => process::up::up(*arguments),
         Action::Ls(arguments) => control::ports::list(&arguments),
         Action::Port(arguments) => control::ports::change(&arguments),
+        Action::Workers(arguments) => control::ports::set_workers(&arguments),
         Action::Lease(arguments) => control::ports::lease(&arguments),
         Action::Publish(arguments) => control::ports::publish(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),

@@ -21,6 +21,7 @@ pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
 
 mod multicast;
+pub(crate) mod shares;
 mod size;
 mod subnet;
 
@@ -354,12 +355,7 @@ impl Config {
         self.check_targets()?;
         let joined = self.joined.len() + self.joined_udp.len();
         at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", joined)?;
-        if !(1..=WORKERS_MAX).contains(&self.workers) {
-            return Err(ConfigError::Workers(self.workers));
-        }
-        if self.memory_share() < MEMORY_BYTES_MIN {
-            return Err(ConfigError::Memory(self.memory_bytes));
-        }
+        shares::check(self.memory_bytes, self.workers)?;
         if !(1..=FLOWS_MAX).contains(&self.flows_max) {
             return Err(ConfigError::Flows(self.flows_max));
         }
@@ -390,17 +386,13 @@ impl Config {
 
     /// Returns the configuration of the first of several workers.
     pub(crate) fn share_of_first(&self) -> Self {
-        let of_others = self.memory_share() * (self.workers - 1);
-        Self { memory_bytes: self.memory_bytes - of_others, workers: 1, ..self.clone() }
+        let memory_bytes = shares::of_first(self.memory_bytes, self.workers);
+        Self { memory_bytes, workers: 1, ..self.clone() }
     }
 
-    /// Returns the memory of each worker after the first, which has twice as much: it reads the
-    /// device for all of them, and is mostly alone.
+    /// Returns the memory of each worker after the first.
     pub(crate) fn memory_share(&self) -> usize {
-        match self.workers {
-            1 => self.memory_bytes,
-            workers => self.memory_bytes / (workers + 1),
-        }
+        shares::of_other(self.memory_bytes, self.workers)
     }
 
     /// The program's network interface.

@@ -484,8 +484,8 @@ impl<S: Inside> Worker<S> {
     }
 
     /// Releases what was kept ready, and memory left from a busier time. Called after a quiet
-    /// period.
-    fn give_back(&mut self) {
+    /// period, and before the memory is replaced.
+    pub(crate) fn give_back(&mut self) {
         self.buffer.clear();
         self.engine.rest(release_unused);
     }

@@ -25,7 +25,7 @@ pub(crate) use publish::PublishArguments;
 pub(crate) use stats::StatsArguments;
 pub(crate) use top::TopArguments;
 pub(crate) use uplinks::{PortUplink, UplinkArguments};
-pub(crate) use workers::{NetworkWorkers, Workers, parse_workers};
+pub(crate) use workers::{NetworkWorkers, Workers, WorkersAction, WorkersArguments, parse_workers};
 
 mod attach;
 mod capture;
@@ -56,6 +56,7 @@ pub(crate) enum Action {
     Up(Box<UpArguments>),
     Ls(LsArguments),
     Port(PortArguments),
+    Workers(WorkersArguments),
     Lease(LeaseArguments),
     Publish(PublishArguments),
     Capture(CaptureArguments),
@@ -276,7 +277,7 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 ///
 /// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
 /// port, `connected` or `disconnected` (of an interface: up or down), queued packets and queue
-/// length, VLANs, `open` or `isolated`, and the attachment. With `leases`, each line is a leased
+/// length, VLANs, `open` or `isolated`, the worker, and the attachment. With `leases`, each line is a leased
 /// address: PID, address, seconds left, MAC address, port, name, and `static` for a static lease.
 /// Static leases that are not taken follow; their `seconds` are null in JSON. With `published`,
 /// each line is a port or a range of ports of the host, with the machine and port that it leads to;

@@ -310,6 +310,7 @@ impl Plan {
                 Operation::Del(_)
                 | Operation::Set(..)
                 | Operation::DelLease(_)
+                | Operation::Workers(_)
                 | Operation::Ports(PortChange::Unpublish(..)) => {}
             }
         }

@@ -50,7 +50,7 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         ("GET", PORTS) => {
             let report = worker.inside().report(worker.now());
             let ports: Vec<_> = report.ports.iter().map(port).collect();
-            Response::json(200, &json!({ "ports": ports }))
+            Response::json(200, &json!({ "workers": report.workers, "ports": ports }))
         }
         ("GET", STATS) => Response::json(200, &figures(worker)),
         ("GET", METRICS) => {

@@ -9,6 +9,7 @@ mod attach;
 mod capture;
 mod capture_guests;
 mod changed_ports;
+mod changed_workers;
 mod completions;
 mod confinement;
 mod control;

@@ -113,12 +113,14 @@ impl Links {
         Self { own, ..self.clone() }
     }
 
-    /// Sets which worker a new port belongs to. No station is known behind it yet, so no packet
-    /// leaves by it.
-    pub(super) fn set_worker(&self, port: usize, worker: usize) {
+    /// Sets which worker a port belongs to, of whose packets the first worker has not finished
+    /// `under_way`. No packet leaves by the port yet: no station is known behind it, or no other
+    /// worker has begun.
+    pub(super) fn set_worker(&self, port: usize, worker: usize, under_way: usize) {
         let place = &self.shared.ports[port];
-        place.under_way.reset();
-        // Relaxed: the address table, which names the port later, orders it.
+        place.under_way.set(under_way);
+        // Relaxed: the address table, which names the port later, or the beginning of the other
+        // workers orders it.
         place.worker.store(worker as u8, Ordering::Relaxed);
     }
 
@@ -218,9 +220,9 @@ pub(super) struct UnderWay {
 const WAITED: usize = 1;
 
 impl UnderWay {
-    fn reset(&self) {
+    fn set(&self, count: usize) {
         // Relaxed: the port is not in use.
-        self.state.store(0, Ordering::Relaxed);
+        self.state.store(count << 1, Ordering::Relaxed);
     }
 
     fn add(&self, count: usize) {

@@ -82,6 +82,11 @@ impl PortShare {
         self.waiting += packets;
     }
 
+    /// Sets how many packets of the port wait for the gateway, when another worker takes it over.
+    pub(super) fn take_over(&mut self, waiting: usize) {
+        self.waiting = waiting;
+    }
+
     /// The gateway took a packet.
     pub(super) fn taken(&mut self) {
         self.waiting = self.waiting.saturating_sub(1);

@@ -25,7 +25,7 @@ use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::rig::{Guest, Rig};
 
 /// Last byte of the address of a station that no guest has.
-const NO_GUEST: u8 = 99;
+pub(crate) const NO_GUEST: u8 = 99;
 
 /// Goal: packets between ports of two workers arrive, all and in order, in both directions, and are
 /// counted once.
@@ -261,13 +261,13 @@ fn a_departure_from_another_worker_is_told() {
 }
 
 /// A network whose workers are threads.
-struct Running {
-    worker: Worker<Network>,
-    tick: EventDoorbell,
+pub(crate) struct Running {
+    pub(crate) worker: Worker<Network>,
+    pub(crate) tick: EventDoorbell,
 }
 
 impl Running {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let config = Config { workers: 2, ipv4: None, ipv6: None, ..Config::default() };
         let network = NetworkConfig {
             mtu: 1500,
@@ -285,11 +285,11 @@ impl Running {
         Self { worker, tick: EventDoorbell::new().expect("a descriptor") }
     }
 
-    fn apply(&mut self, operation: Operation) {
+    pub(crate) fn apply(&mut self, operation: Operation) {
         self.worker.apply(vec![operation]).expect("applied");
     }
 
-    fn attach(&mut self, name: &str, station: u8) -> Guest {
+    pub(crate) fn attach(&mut self, name: &str, station: u8) -> Guest {
         let (near, far) = UnixStream::pair().expect("a pair of sockets");
         let attachment =
             Attachment::StreamFd(Connection::new(near.into()).expect("a connected socket"));
@@ -299,14 +299,14 @@ impl Running {
     }
 
     /// Serves until `tick` rings.
-    fn serve(&mut self) {
+    pub(crate) fn serve(&mut self) {
         let tick = self.tick.clone();
         self.worker.run_until(&[tick.as_fd()]).expect("served");
         self.tick.clear();
     }
 }
 
-fn open_files() -> usize {
+pub(crate) fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder").count()
 }
 

@@ -10,10 +10,10 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::thread::Rest;
 use towpath_net::time::{Duration, Instant};
+use towpath_packet::under_way::UnderWay;
 use towpath_packet::{Burst, Context, Input};
 
 use super::BURSTS_PER_TURN;
-use super::links::UnderWay;
 use super::port::{Port, Returned};
 use super::report::PortState;
 use crate::capture::{CaptureSettings, Sniffer};

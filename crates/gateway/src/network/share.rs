@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use towpath_net::time::Instant;
 use towpath_packet::burst::BURST_MAX;
-
-use super::links::UnderWay;
+use towpath_packet::under_way::UnderWay;
 
 /// Cost of a packet in addition to its bytes, in bytes copied.
 const PACKET_COST: usize = 8 << 10;

@@ -21,6 +21,8 @@ mod ready;
 mod ring;
 #[path = "loom/table.rs"]
 mod table;
+#[path = "loom/under_way.rs"]
+mod under_way;
 
 use towpath_packet::{
     Burst, Ledger, Lender, Loans, PacketPool, Piece, Pins, Readers, Recall, Returns, Watch,

@@ -322,3 +322,6 @@ impl Worker<Network> {
         self.inside_mut().crew.iter_mut().try_for_each(|crew| crew.begin(&clock))
     }
 }
+
+#[cfg(test)]
+mod tests;

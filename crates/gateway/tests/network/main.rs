@@ -3,4 +3,5 @@
 
 mod queues;
 mod rig;
+mod running;
 mod workers;

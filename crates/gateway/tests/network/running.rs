@@ -19,6 +19,9 @@ use towpath_packet::ring::Doorbell;
 
 use crate::rig::Guest;
 
+/// Most reports until one is as expected. Each waits for late workers.
+const REPORTS_MAX: usize = 300;
+
 /// A network whose workers are threads.
 pub(crate) struct Running {
     pub(crate) worker: Worker<Network>,
@@ -67,8 +70,16 @@ impl Running {
     }
 
     pub(crate) fn port(&self, name: &str) -> PortReport {
-        let report = self.worker.inside().report(self.worker.now());
-        report.ports.into_iter().find(|port| port.name == name).expect("a port")
+        self.port_once(name, |_| true)
+    }
+
+    /// The port, once it is `so`: on a busy machine a worker may report late, and then its last
+    /// report counts.
+    pub(crate) fn port_once(&self, name: &str, so: impl Fn(&PortReport) -> bool) -> PortReport {
+        let report = || self.worker.inside().report(self.worker.now()).ports;
+        let found = (0..REPORTS_MAX)
+            .find_map(|_| report().into_iter().find(|port| port.name == name && so(port)));
+        found.unwrap_or_else(|| panic!("{name} is not as expected: {:?}", report()))
     }
 
     /// Serves until `tick` rings.

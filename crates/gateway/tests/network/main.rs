@@ -5,4 +5,5 @@ mod front_ends;
 mod queues;
 mod rig;
 mod running;
+mod scribble;
 mod workers;

@@ -3,13 +3,15 @@
 //! Most of what it writes in each step is what a driver could have written, so that it gets past the
 //! first checks; the rest is random. It writes to rings, tables, buffers, the in-flight region and
 //! the dirty log, stops and starts its rings, truncates its memory file and connects again.
+//!
+//! Tests of a network use it, too: there a packet needs a link-layer header to go anywhere.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -23,6 +25,8 @@ pub(crate) const BASE: u64 = 0x10_0000;
 pub(crate) const REGION: u64 = 0x8_0000;
 pub(crate) const BUFFERS: u64 = BASE + 0x4_0000;
 pub(crate) const SIZE: u16 = 16;
+/// Bytes of all buffers.
+pub(crate) const BUFFERS_BYTES: u64 = 0x2_0000;
 const LOG_BYTES: u64 = (BASE + 2 * REGION) / 4096 / 8;
 
 /// Pseudo-random numbers from a seed: splitmix64.
@@ -38,7 +42,7 @@ impl Random {
     }
 
     /// A number below `bound`.
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
@@ -62,10 +66,14 @@ pub(crate) struct Hostile {
     /// Position of the next descriptor of each packed ring, and its wrap counter.
     next: [(u16, bool); 2],
     events: [OwnedFd; 3],
+    /// Buffers begin at multiples of this.
+    step: u64,
 }
 
 impl Hostile {
-    pub(crate) fn connect(path: &Path, random: &mut Random) -> Self {
+    /// Connects. The buffers begin with copies of `content`, which may be empty, one after the
+    /// other, and buffers that it offers begin where copies do.
+    pub(crate) fn connect(path: &Path, random: &mut Random, content: &[u8]) -> Self {
         let pick = |random: &mut Random, bit| if random.one_in(2) { bit } else { 0 };
         let features = [
             ring_feature::PACKED,
@@ -84,6 +92,9 @@ impl Hostile {
         let file = memory(0);
         let ram = file.try_clone().expect("a descriptor");
         let ram = GuestRam::in_file(ram, BASE, &[REGION, REGION]).expect("memory");
+        let step = content.len().max(1) as u64;
+        let copies = content.repeat((BUFFERS_BYTES / step) as usize);
+        ram.memory().write(BUFFERS, &copies).expect("in memory");
         let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, features).expect("it fits");
         let queues = [queue(0), queue(0x2_0000)];
         let bytes = 2 * region_bytes(features & ring_feature::PACKED != 0, SIZE) as u64;
@@ -95,7 +106,7 @@ impl Hostile {
         socket.set_nonblocking(true).expect("a socket");
         let next = [(0, true); 2];
         let mut hostile =
-            Self { socket, file, ram, queues, features, inflight, areas, next, events };
+            Self { socket, file, ram, queues, features, inflight, areas, next, events, step };
         hostile.introduce(&log, random);
         hostile
     }
@@ -153,9 +164,11 @@ impl Hostile {
         self.next[ring] = (base as u16 & 0x7fff & (SIZE - 1), base & 0x8000 != 0);
     }
 
-    /// Scribbles until the session ends, or for a random number of steps.
-    pub(crate) fn run(mut self, random: &mut Random, end: Instant) {
-        for _ in 0..200 + random.below(600) {
+    /// Scribbles until the session ends, until `is_over`, or for a random number of steps. Returns
+    /// the number of steps.
+    pub(crate) fn run(mut self, random: &mut Random, is_over: impl Fn() -> bool) -> u64 {
+        let steps = 200 + random.below(600);
+        for step in 1..=steps {
             (0..12).for_each(|_| self.scribble(random));
             // Gives the device time to process what was offered.
             std::thread::sleep(Duration::from_micros(20));
@@ -165,14 +178,15 @@ impl Hostile {
                 self.tell(11, &[ring as u64], &[]);
                 self.start(ring, random);
             }
-            if self.is_gone() || Instant::now() >= end {
-                return;
+            if self.is_gone() || is_over() {
+                return step;
             }
         }
         if random.one_in(3) {
             ftruncate(&self.file, random.below(3) * REGION / 2).expect("it is not sealed");
             (0..200).for_each(|_| self.scribble(random));
         }
+        steps
     }
 
     /// Makes one random write.
@@ -185,7 +199,7 @@ impl Hostile {
             0..6 => self.offer_split(ring, random),
             6 | 7 => {
                 // A frame after a virtio-net header that is zero or random.
-                let address = BUFFERS + random.below(0x2_0000);
+                let address = BUFFERS + random.below(BUFFERS_BYTES);
                 let kind = [0, random.next()][random.below(2) as usize];
                 self.write(address, &[kind, random.next(), random.next()]);
             }
@@ -253,7 +267,7 @@ impl Hostile {
             // Across the end of a region.
             1 => BASE + REGION - random.below(0x1000),
             2 => BASE + 2 * REGION - random.below(0x1000),
-            _ => BUFFERS + random.below(0x2_0000),
+            _ => BUFFERS + random.below(BUFFERS_BYTES / self.step) * self.step,
         };
         // Most have usual lengths.
         let bytes = match random.below(200) {

@@ -68,7 +68,8 @@ fn whoever_scribbles_harms_itself_only() {
         let hostile = scope.spawn(|| {
             let mut random = Random(seed);
             while Instant::now() < end {
-                Hostile::connect(&paths[0], &mut random).run(&mut random, end);
+                let hostile = Hostile::connect(&paths[0], &mut random, &[]);
+                hostile.run(&mut random, || Instant::now() >= end);
             }
         });
         let exchanged = scope.spawn(|| exchange(&paths[1], end)).join();

@@ -27,7 +27,7 @@ pub(super) enum Work {
     Stacks(Stacks),
     /// Packets from one guest to another.
     Guests(&'static Workload, u32),
-    /// Packets from one guest to another through a network with this many workers.
+    /// Packets from guest to guest through a network with this many workers.
     Network(usize, u32),
     /// Blocks of 64 KiB of a program, to the host or from it; or its requests, connections or
     /// datagrams.
@@ -115,7 +115,8 @@ mod tests {
     #[test]
     fn all_work_is_done() {
         let works = ["vm_64B,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
-        let works = works.into_iter().chain(["network_of_1,40", "network_of_2,40"]);
+        let works = works.into_iter();
+        let works = works.chain(["network_of_1,40", "network_of_2,40", "network_of_8,40"]);
         let gateway = ["gateway_out,40", "gateway_in,40", "gateway_requests,40"];
         let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
         let gateway = gateway.chain(["gateway_datagrams_out,40", "gateway_datagrams_in,40"]);

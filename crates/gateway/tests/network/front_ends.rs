@@ -1,4 +1,4 @@
-//! Front ends at ports of several workers, while what their guests have lent is with another worker:
+//! Front ends at ports of several workers, while another worker has what their guests have lent:
 //! rings stop, memory goes, front ends end, and a migration logs what is written. The front end is
 //! that of the crate `vhost`, and the workers are threads.
 

@@ -55,7 +55,8 @@ fn scribble_beside(workers: usize) {
     let attachment = Attachment::VhostUser(path.clone());
     // What it sends may be what it has received, also with a neighbour's address as the source.
     let guard = Guard { macs: vec![MacAddr(station(HOSTILE))], addresses: Vec::new() };
-    let (name, settings) = ("hostile".to_owned(), PortSettings { guard, ..Default::default() });
+    let (name, settings) =
+        ("hostile".to_owned(), PortSettings { guard, ..PortSettings::default() });
     running.apply(Operation::Add { name, attachment, settings });
     let _others: Vec<_> =
         (2..=workers).map(|number| running.add_machine(&number.to_string())).collect();

@@ -1,8 +1,8 @@
 //! The hostile side: a front end that writes anything into all memory that it shares, at any time.
 //!
-//! Most of what it writes in each step is what a driver could have written, so that it gets past the
-//! first checks; the rest is random. It writes to rings, tables, buffers, the in-flight region and
-//! the dirty log, stops and starts its rings, truncates its memory file and connects again.
+//! Most of what it writes in each step is what a driver could have written, so that it gets past
+//! the first checks; the rest is random. It writes to rings, tables, buffers, the in-flight region
+//! and the dirty log, stops and starts its rings, truncates its memory file and connects again.
 //!
 //! Tests of a network use it, too: there a packet needs a link-layer header to go anywhere.
 

@@ -10,8 +10,12 @@ use towpath_packet::ring::Consumer;
 /// One producer puts an item into the ring and then says so, as the first worker of a network
 /// counts what it has handed out. Another producer puts an item at the same time. The consumer
 /// looks first whether it was said, then whether all is published, if it `asks`, and then empties
-/// the ring: so it has the item that it was told of.
-fn told(preemptions: usize, asks: bool, before: impl Fn(&Consumer<u32>) + Sync + Send + 'static) {
+/// the ring: so it has the item that it knows of.
+fn hand_over(
+    preemptions: usize,
+    asks: bool,
+    before: impl Fn(&Consumer<u32>) + Sync + Send + 'static,
+) {
     bounded(preemptions, move || {
         let (producer, mut consumer) = shared(2);
         before(&consumer);
@@ -38,8 +42,8 @@ fn told(preemptions: usize, asks: bool, before: impl Fn(&Consumer<u32>) + Sync +
 /// resize.
 #[test]
 fn what_is_published_can_be_taken() {
-    told(3, true, |_| ());
-    told(2, true, |consumer| consumer.control().resize(4).unwrap());
+    hand_over(3, true, |_| ());
+    hand_over(2, true, |consumer| consumer.control().resize(4).unwrap());
 }
 
 /// Goal: the model finds the item that cannot be taken yet, because a place in front of it is not
@@ -47,5 +51,5 @@ fn what_is_published_can_be_taken() {
 #[test]
 #[should_panic(expected = "what was said is missing")]
 fn without_asking_an_item_may_be_missing() {
-    told(3, false, |_| ());
+    hand_over(3, false, |_| ());
 }

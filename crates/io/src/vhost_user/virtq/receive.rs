@@ -217,14 +217,18 @@ impl ReceiveQueue {
             ring.read(&mut lookup, &mut batch, Kind::Write, count);
             let mut done = 0;
             for (chain, (packet, frame)) in batch.chains_mut().iter_mut().zip(short()) {
-                let needed = VirtioHeader::LEN + frame.len();
-                let is_plain = *packet.offload() == Offload::default();
-                if needed > chain.buffer.len() || !(is_plain || takes(features, packet.offload())) {
+                let (buffer, needed) = (chain.buffer, VirtioHeader::LEN + frame.len());
+                if needed > buffer.len() {
                     break;
                 }
-                let header = if is_plain { plain } else { header(packet, features, 1) };
-                chain.buffer.write_header(&header);
-                chain.buffer.tail(VirtioHeader::LEN).write(frame);
+                if *packet.offload() == Offload::default() {
+                    buffer.write_header(&plain);
+                } else if let Some(header) = short_header(packet, features) {
+                    buffer.write_header(&header);
+                } else {
+                    break;
+                }
+                buffer.tail(VirtioHeader::LEN).write(frame);
                 guest.mark(chain.address, needed);
                 chain.written = needed as u32;
                 copied += if packet.is_inline() { frame.len() } else { 0 };
@@ -428,6 +432,13 @@ fn takes(features: u64, offload: &Offload) -> bool {
         is_kind && gso.tunnel.is_none()
     });
     checksum && gso
+}
+
+/// The virtio-net header of a packet with offload fields that uses one buffer, if a driver with
+/// `features` takes them. Not inlined: the loop around it would keep its variables in memory.
+#[inline(never)]
+fn short_header(packet: &Packet, features: u64) -> Option<VirtioHeader> {
+    takes(features, packet.offload()).then(|| header(packet, features, 1))
 }
 
 /// The virtio-net header of a packet that uses this number of buffers.

@@ -31,8 +31,11 @@ pub(super) const SHAPE: u16 = NEXT | INDIRECT | WRITE;
 pub(crate) enum Kind {
     /// The device reads it. Longer ones than this end the batch.
     Read { bytes_max: usize },
-    /// The device writes it.
+    /// The device writes a short frame to it.
     Write,
+    /// The device writes a long frame to it. Its beginning is not prefetched, because the
+    /// processor's own prefetcher follows such writes.
+    WriteLong,
 }
 
 impl Kind {
@@ -41,7 +44,7 @@ impl Kind {
     pub(super) fn flags(self) -> u16 {
         match self {
             Self::Read { .. } => 0,
-            Self::Write => WRITE,
+            Self::Write | Self::WriteLong => WRITE,
         }
     }
 
@@ -49,7 +52,7 @@ impl Kind {
     fn bytes_max(self) -> usize {
         match self {
             Self::Read { bytes_max } => bytes_max,
-            Self::Write => usize::MAX,
+            Self::Write | Self::WriteLong => usize::MAX,
         }
     }
 }
@@ -126,6 +129,7 @@ impl<'a> Batch<'a> {
             match kind {
                 Kind::Read { .. } => buffer.prefetch_start(FIRST_BYTES),
                 Kind::Write => buffer.prefetch_start_for_writes(FIRST_BYTES),
+                Kind::WriteLong => {}
             }
             *place = Single { id, written: 0, address, buffer };
             self.count += 1;

@@ -228,8 +228,8 @@ pub(super) fn copy<'a>(
     assert_eq!(at, needed, "the chains have room for the packet");
 }
 
-/// Copies a frame into one buffer: `first`, and then the payload from `place` on. Returns the number
-/// of bytes.
+/// Copies a frame into one buffer: `first`, and then the payload from `place` on. Returns its
+/// length.
 ///
 /// # Panics
 /// If the buffer is shorter.

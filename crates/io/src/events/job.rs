@@ -20,6 +20,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 use sink::Sink;
 pub use sink::broken;
 use std::fs::File;
+use std::mem;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -198,6 +199,8 @@ enum Work {
     },
     Splice(Box<Splicing>),
     Call(Calls),
+    /// Nothing: the job was taken out.
+    Taken,
 }
 
 /// Memory that is sent.
@@ -396,6 +399,7 @@ impl Running {
             }
             Work::Splice(splicing) => splicing.next(done),
             Work::Call(calls) => Step::Call { calls, done },
+            Work::Taken => Step::Over,
         }
     }
 
@@ -407,7 +411,7 @@ impl Running {
     /// The condition for which a step on a socket waits if it would block.
     pub(super) fn waits_for(&self) -> Option<(&Socket, Interest)> {
         Some(match &self.work {
-            Work::File(..) | Work::ReadBlock(_) | Work::Look(_) => return None,
+            Work::File(..) | Work::ReadBlock(_) | Work::Look(_) | Work::Taken => return None,
             Work::Accept(socket, _)
             | Work::Receive { socket, .. }
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
@@ -429,7 +433,7 @@ impl Running {
         let (before, mut ended, all) = (self.bytes, count == 0, self.all());
         match &mut self.work {
             Work::Accept(_, room) => return *room -= count as i64,
-            Work::Connect(..) | Work::Look(_) => ended = true,
+            Work::Connect(..) | Work::Look(_) | Work::Taken => ended = true,
             Work::File(..) => self.bytes += count as u64,
             Work::ReadBlock(read) => {
                 self.bytes += count as u64;
@@ -505,20 +509,23 @@ impl Running {
 
     /// Ends the job for this reason, unless it is complete.
     pub(super) fn stop(&mut self, why: Errno) {
-        if !std::mem::replace(&mut self.is_over, true) {
+        if !mem::replace(&mut self.is_over, true) {
             self.failure = Some(why);
         }
     }
 
-    pub(super) fn finish(self) -> Outcome {
-        let Self { work, bytes, failure, .. } = self;
-        let parts = match work {
+    /// Takes the job out and returns its result. What is left is complete, and its memory can be
+    /// used for another job.
+    pub(super) fn finish(&mut self) -> Outcome {
+        self.is_over = true;
+        let (bytes, failure) = (self.bytes, self.failure);
+        let parts = match mem::replace(&mut self.work, Work::Taken) {
             Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
                 Parts::Buffer(buffer)
             }
             Work::ReadBlock(read) => Parts::Block(read.block, read.direct.is_some()),
             Work::Look(look) => Parts::Status(look.status),
-            Work::Accept(..) => Parts::None,
+            Work::Accept(..) | Work::Taken => Parts::None,
             Work::Connect(socket, _, blocks) => {
                 if blocks {
                     // Cannot fail, because the socket is open.

@@ -102,6 +102,8 @@ pub type SlotEvent = (u32, What);
 /// Slots are below this number.
 pub const SLOTS_MAX: u32 = 1 << 24;
 
+/// Memory of as many complete jobs is kept, so that usual jobs need no allocation.
+const SPARE_MAX: usize = 4096;
 /// Bytes that a job may move by system calls before other jobs have their turn.
 const TURN_BYTES: usize = 8 * BLOCK_BYTES;
 

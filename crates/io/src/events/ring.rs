@@ -69,6 +69,9 @@ pub(super) struct Ring {
     turns: Vec<(u32, u32)>,
     /// Number of jobs in progress.
     jobs: usize,
+    /// Memory of jobs that are complete, for new ones.
+    #[expect(clippy::vec_box, reason = "the boxes move in and out")]
+    spare: Vec<Box<Doing>>,
     /// The kernel supports multishot accepts and zero-copy sends (Linux 6.0).
     is_recent: bool,
     /// The kernel side belongs to another process.
@@ -129,6 +132,7 @@ impl Ring {
             is_settled: true,
             turns: Vec::new(),
             jobs: 0,
+            spare: Vec::new(),
             is_recent: known_to.is_supported(opcode::SendZc::CODE),
             disowned: false,
         })

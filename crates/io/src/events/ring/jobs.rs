@@ -7,6 +7,7 @@
 //! error queue make such a poll return at once, a pause of a millisecond takes its place. An accept
 //! is one multishot request, where the kernel supports it.
 
+use super::super::SPARE_MAX;
 use super::super::job::{Job, Running, Step};
 use super::{Content, Ring, TURN_BYTES, What, adopt, call, mask, quiet};
 use io_uring::types::{Fd, FsyncFlags, Timespec};
@@ -95,7 +96,14 @@ impl Ring {
             is_noisy: false,
             lent: None,
         };
-        self.slot(slot).content = Content::Job(Box::new(doing));
+        let doing = match self.spare.pop() {
+            Some(mut spare) => {
+                *spare = doing;
+                spare
+            }
+            None => Box::new(doing),
+        };
+        self.slot(slot).content = Content::Job(doing);
         self.jobs += 1;
         self.go_on(slot);
         Ok(())
@@ -266,9 +274,12 @@ impl Ring {
     fn finish(&mut self, slot: u32) {
         let content = std::mem::take(&mut self.slot(slot).content);
         self.release(slot);
-        let Content::Job(doing) = content else { return };
+        let Content::Job(mut doing) = content else { return };
         self.jobs -= 1;
         self.early.push((slot, What::Over(doing.running.finish())));
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(doing);
+        }
     }
 }
 

@@ -90,7 +90,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     let mut groups = http.groups(&plan.selection);
     groups.extend(overload::groups(&plan.selection));
     groups.extend(transfer::groups(&plan.selection));
-    groups.extend(answers::groups(&plan.selection));
+    groups.extend(answers::groups(&networks[1], &plan.selection));
     groups.extend(reads.iter().flat_map(|reads| reads.groups(&plan.selection)));
     ensure!(!groups.is_empty(), "no case is left to measure");
     let mut series: Vec<Vec<Series>> = groups.iter().map(Group::bare).collect();

@@ -22,7 +22,8 @@
 //!
 //! Two more benchmarks compare operations with blocking calls: bulk data over few sockets
 //! ([`transfer`]), and file reads at several depths ([`reads`]). Another compares answers that are
-//! lent with answers that are copied ([`answers`]).
+//! lent with answers that are copied ([`answers`]), and the last measures what a capture costs
+//! ([`capture`]).
 
 use std::path::Path;
 use std::time::Duration;
@@ -42,6 +43,7 @@ use reads::Reads;
 pub(super) use serve::Serving;
 
 mod answers;
+mod capture;
 mod http;
 pub(super) mod nginx;
 mod overload;
@@ -56,7 +58,7 @@ pub(super) mod wrk;
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     let servers = points::all().chain(overload::all());
-    let moving = transfer::all().chain(answers::all());
+    let moving = transfer::all().chain(answers::all()).chain(capture::all());
     servers.chain(moving).chain(reads::all())
 }
 
@@ -91,6 +93,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     groups.extend(overload::groups(&plan.selection));
     groups.extend(transfer::groups(&plan.selection));
     groups.extend(answers::groups(&networks[1], &plan.selection));
+    groups.extend(capture::group(&networks[1], &plan.selection));
     groups.extend(reads.iter().flat_map(|reads| reads.groups(&plan.selection)));
     ensure!(!groups.is_empty(), "no case is left to measure");
     let mut series: Vec<Vec<Series>> = groups.iter().map(Group::bare).collect();

@@ -378,6 +378,32 @@ fn a_quick_run_of_transfers_and_reads_yields_all_figures() {
     assert!(run.cases.keys().all(is_known), "{:?}", run.cases.keys());
 }
 
+/// Goal: applications answer over both carriers, a server that is asked for too much answers some
+/// requests, and captures see the traffic.
+#[test]
+fn a_quick_run_of_applications_yields_all_figures() {
+    if let Some(reason) = cannot_run(&["ip"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let applications =
+        ["rpc_2KiB", "rpc_98KiB_summed", "download_1MiB_10", "tensors"].map(|name| [name, "copy"]);
+    let mut expected = Vec::new();
+    for [name, other] in applications.into_iter().chain([["overload", "readiness"]]) {
+        expected.push(format!("{name}/{other}"));
+    }
+    expected.push("kernel_overload/plain epoll".into());
+    if Path::new("/dev/net/tun").exists() {
+        expected.extend(["tap_tensors/lend".into(), "capture_all/no capture".into()]);
+    }
+    let cases: Vec<_> = expected.iter().filter_map(|name| name.split('/').next()).collect();
+    let run = Run::with_peers("events", &["--cases", &cases.join(",")]);
+    for name in &expected {
+        let object = run.cases.get(name).unwrap_or_else(|| panic!("{name}: {}", run.errors));
+        assert!(is_measured(object) && run.ratio(name) > Some(0.0), "{object}");
+    }
+}
+
 /// Goal: without images to boot, cases with real machines are reported as skipped and the others
 /// are measured; if no case is left, that is an error.
 #[test]

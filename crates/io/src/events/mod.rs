@@ -31,6 +31,7 @@ pub use mounts::{Mounts, device, kind, status};
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -128,9 +129,21 @@ pub enum Choice {
 #[derive(Debug)]
 pub struct BackEnd {
     kind: Kind,
-    /// Files known to have offsets, each with whether its reads may block despite `IOCB_NOWAIT`.
-    seekable: Known<bool>,
+    /// Files known to have offsets.
+    seekable: Known<Access>,
     mounts: Mounts,
+}
+
+/// How a ring reads and writes a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Access {
+    /// Through the page cache. The kernel refuses what would wait for a disk, and a worker does it.
+    #[default]
+    Cached,
+    /// Through a file system that may block despite `IOCB_NOWAIT`.
+    Waits,
+    /// Between the disk and the program's memory (`O_DIRECT`): nothing is copied.
+    Direct,
 }
 
 #[derive(Debug)]
@@ -269,25 +282,29 @@ impl BackEnd {
     /// large or a range ends before it begins; those of making sockets non-blocking and of creating
     /// a pipe. The job is handed back.
     pub fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
-        let waits = match self.check(&job) {
-            Ok(waits) => waits,
+        let access = match self.check(&job) {
+            Ok(access) => access,
             Err(errno) => return Err((errno, job)),
         };
         match &mut self.kind {
             Kind::Epoll(epoll) => epoll.submit(slot, job),
-            Kind::Ring(ring) => ring.submit(slot, job, waits),
+            Kind::Ring(ring) => ring.submit(slot, job, access),
         }
     }
 
-    /// Checks whether a job can start. Returns true if the back end is a ring and reads of the file
-    /// may block despite `IOCB_NOWAIT`.
-    fn check(&mut self, job: &Job) -> Result<bool, Errno> {
-        let Some(file) = job.file()? else { return Ok(false) };
+    /// Checks whether a job can start, and how a ring reads and writes its file.
+    fn check(&mut self, job: &Job) -> Result<Access, Errno> {
+        let Some(file) = job.file()? else { return Ok(Access::default()) };
         let is_ring = self.is_io_uring();
         self.seekable.check(file, |file| {
             // io_uring would read a pipe as well, and treats the offset -1 as the current position.
             rustix::fs::tell(file)?;
-            Ok(is_ring && self.mounts.may_wait(file, &mounts::status(file)?))
+            Ok(match is_ring {
+                false => Access::default(),
+                true if self.mounts.may_wait(file, &mounts::status(file)?) => Access::Waits,
+                true if fcntl_getfl(file)?.contains(OFlags::DIRECT) => Access::Direct,
+                true => Access::Cached,
+            })
         })
     }
 

@@ -7,8 +7,8 @@
 //! error queue make such a poll return at once, a pause of a millisecond takes its place. An accept
 //! is one multishot request, where the kernel supports it.
 
-use super::super::SPARE_MAX;
 use super::super::job::{Job, Running, Step};
+use super::super::{Access, SPARE_MAX};
 use super::{Content, Ring, TURN_BYTES, What, adopt, call, mask, quiet};
 use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
@@ -32,8 +32,7 @@ pub(super) struct Doing {
     running: Running,
     with_kernel: Option<Request>,
     cancelled: bool,
-    /// Reads of its file may block despite `IOCB_NOWAIT`, which would block the queue's thread.
-    waits: bool,
+    access: Access,
     /// The last poll reported an error queue with entries, as it does until the program has read
     /// them.
     is_noisy: bool,
@@ -68,12 +67,12 @@ enum Request {
 }
 
 impl Ring {
-    /// Starts a job. `waits` says that reads of its file may block despite `IOCB_NOWAIT`.
+    /// Starts a job, whose file is read and written as `access` says.
     pub(in super::super) fn submit(
         &mut self,
         slot: u32,
         job: Job,
-        waits: bool,
+        access: Access,
     ) -> Result<(), (Errno, Job)> {
         if !matches!(self.slot(slot).content, Content::Free) {
             return Err((Errno::EXIST, job));
@@ -92,7 +91,7 @@ impl Ring {
             running,
             with_kernel: None,
             cancelled: false,
-            waits,
+            access,
             is_noisy: false,
             lent: None,
         };
@@ -152,10 +151,12 @@ impl Ring {
             entry.round = entry.round.wrapping_add(1);
             let name = u64::from(entry.round) << 32 | u64::from(slot);
             let Content::Job(doing) = &mut entry.content else { return };
-            let worker_min = match (doing.running.is_direct(), doing.waits) {
-                (true, _) => usize::MAX,
-                (false, true) => 0,
-                (false, false) => WORKER_BYTES_MIN,
+            let worker_min = match (doing.running.is_direct(), doing.access) {
+                // The queue's thread only begins them, as the disk has them from then on.
+                (true, _) | (_, Access::Direct) => usize::MAX,
+                // They would block the queue's thread.
+                (_, Access::Waits) => 0,
+                (_, Access::Cached) => WORKER_BYTES_MIN,
             };
             let (request, kind) = match doing.running.next() {
                 Step::Over => return self.finish(slot),

@@ -272,11 +272,13 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Offset of the next block; `None` if all were read or the time is over.
+    /// Offset of the next block; `None` if all were read or the time is over. There is always a
+    /// first one, so that a busy machine measures something.
     fn next(&self) -> Option<u64> {
         // Relaxed: no other memory depends on this counter.
         let number = self.taken.fetch_add(1, Ordering::Relaxed);
-        let goes_on = (number < self.count || self.repeats) && self.watch.elapsed() < self.span;
+        let is_in_time = number == 0 || self.watch.elapsed() < self.span;
+        let goes_on = (number < self.count || self.repeats) && is_in_time;
         goes_on.then(|| number.wrapping_mul(STRIDE) % self.count * self.bytes as u64)
     }
 }
@@ -327,6 +329,6 @@ mod tests {
         assert!(found.into_iter().eq((0..count).map(|block| block * 4096)));
         assert_eq!(blocks.next(), None);
         let over = Blocks { span: Duration::ZERO, taken: AtomicU64::new(0), ..blocks };
-        assert_eq!(over.next(), None);
+        assert_eq!([over.next(), over.next()], [Some(0), None]);
     }
 }

@@ -8,6 +8,11 @@
  *
  * Threads: any thread may make any call. An event queue is used by one thread at a time.
  *
+ * Signals: a handler that interrupts a call of this library should make none. A call that it makes
+ * while the interrupted one has the lock of an instance fails with EDEADLK. If the handler then
+ * leaves with longjmp(), the lock stays taken: all later calls of that thread fail with EDEADLK,
+ * and calls of other threads on the instance do not return.
+ *
  * Memory: buffers belong to the caller before, during and after each call, with three exceptions.
  * Memory sent with MSG_ZEROCOPY on a socket with SO_ZEROCOPY is lent: it must stay readable until a
  * notice on the error queue (recvmsg with MSG_ERRQUEUE) returns it. Memory that

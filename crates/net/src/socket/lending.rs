@@ -19,21 +19,19 @@
 //! Follows Linux's `MSG_ZEROCOPY` (Documentation/networking/msg_zerocopy.rst).
 
 use super::outstanding::{Outstanding, Terms};
+use super::shares::{Borrower, GROUPS_PER_PART, Share, append_lent, place_of};
 use super::stream::end_part;
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::{Context, TcpHandle};
-use crate::tcp::Connection;
 use crate::time::Duration;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::net::SocketAddr;
-use towpath_packet::{Lender, Piece, Returns};
+use towpath_packet::{Piece, Returns};
 
 /// Maximum number of groups of one stack: several for each of the connections that it may have.
 pub const GROUPS_MAX: usize = 16 * GROUPS_PER_PART;
-/// Groups for which memory is allocated at a time.
-pub(super) const GROUPS_PER_PART: usize = 16_384;
 /// Maximum number of calls that share a notice.
 pub const CALLS_MAX: u32 = 65_534;
 /// Maximum bytes of calls that share a notice; a single call may have more.
@@ -191,58 +189,6 @@ impl LentCall {
     pub fn set_term(&mut self, term: Option<Duration>) {
         self.term = term;
     }
-}
-
-/// A call's share of its group: the group does not end before the call.
-pub(super) struct Share {
-    /// The part of the table that the group is in.
-    returns: Arc<Returns>,
-    pub(super) group: u32,
-}
-
-/// The part of the table that a group is in, and its number there.
-fn place_of(group: u32) -> (usize, u32) {
-    let per_part = GROUPS_PER_PART as u32;
-    ((group / per_part) as usize, group % per_part)
-}
-
-impl Share {
-    /// Lends at most `most` bytes; `None` if no descriptor is free.
-    pub(super) fn lend(
-        &self,
-        most: usize,
-        lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
-    ) -> Option<Piece> {
-        // The loan needs its own share, or its memory would be returned too early. This fails only
-        // if the group has the maximum number of shares, as the call itself has one.
-        let (_, place) = place_of(self.group);
-        if !self.returns.share(place) {
-            return None;
-        }
-        let borrower = Borrower { lender: self.returns.clone(), token: place.into() };
-        let piece = lend(most, borrower);
-        match &piece {
-            Some(piece) => assert!((1..=most).contains(&piece.len()), "some, and not too much"),
-            None => {
-                self.returns.end(place, false);
-            }
-        }
-        piece
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.returns.end(place_of(self.group).1, false);
-    }
-}
-
-/// What `lend` needs to make a loan.
-pub struct Borrower {
-    /// Notified when the loan is over.
-    pub lender: Arc<dyn Lender>,
-    /// Token of the lender.
-    pub token: u64,
 }
 
 impl Sockets {
@@ -479,34 +425,6 @@ impl Sockets {
         }
         self.lendings.ended = ended;
     }
-}
-
-/// Appends at most `most` bytes of loans: as many as there is room for, or regardless of room if
-/// `all`. Returns how many, and whether no descriptor was free.
-fn append_lent(
-    connection: &mut Connection,
-    share: &Share,
-    (most, all): (usize, bool),
-    begins: bool,
-    lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
-) -> (usize, bool) {
-    let group = share.group;
-    let mut sent = 0;
-    while sent < most {
-        // If a buffer can take no more ranges, another one follows.
-        let room = match all {
-            true => most - sent,
-            false => connection.send_room_lent(group).min(most - sent),
-        };
-        if room == 0 {
-            break;
-        }
-        let Some(piece) = share.lend(room, lend) else { return (sent, true) };
-        let begins = begins && sent == 0;
-        sent += piece.len();
-        connection.append_lent(piece, begins, group);
-    }
-    (sent, false)
 }
 
 /// Pages that a call is charged: its bytes in whole pages, and two partial ones.

@@ -23,8 +23,9 @@
 //! Only foreign memory, and memory that was lent as recallable, can be recalled (see
 //! [`towpath_packet::Piece::watch`]); other loans end with their last piece.
 
-use super::lending::{Borrower, Lendings};
+use super::lending::Lendings;
 use super::outstanding::{Due, Recalled};
+use super::shares::Borrower;
 use super::{Error, SocketId, Sockets};
 use crate::stack::Context;
 use crate::time::{Duration, Instant, earliest};

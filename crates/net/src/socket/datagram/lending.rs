@@ -22,7 +22,8 @@
 //! Numbers and notices follow Linux, which however copies datagrams that are larger than the MTU or
 //! pending.
 
-use super::super::lending::{Borrower, LentCall};
+use super::super::lending::LentCall;
+use super::super::shares::Borrower;
 use super::super::{Error, SocketId, Sockets};
 use super::cork::Pending;
 use super::filling::Filling;

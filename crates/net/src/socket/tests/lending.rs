@@ -1,7 +1,7 @@
 //! Sends without a copy: numbers, shared notices, limits, and ends of connections.
 
 use super::bench::*;
-use crate::socket::lending::GROUPS_PER_PART;
+use crate::socket::shares::GROUPS_PER_PART;
 use crate::socket::{
     Borrower, Error, Family, LentCall, LentLimits, Linger, NOTICE_CHARGE, Notice, Options,
     Readiness, SendFlags, SendTo, SocketId,

@@ -1,0 +1,89 @@
+//! What a call lends to the send queue of a stream or to a datagram: loans that are shares of the
+//! call's group, and so is the call while it runs.
+
+use crate::tcp::Connection;
+use alloc::sync::Arc;
+use towpath_packet::{Lender, Piece, Returns};
+
+/// Groups for which memory is allocated at a time.
+pub(super) const GROUPS_PER_PART: usize = 16_384;
+
+/// A call's share of its group: the group does not end before the call.
+pub(super) struct Share {
+    /// The part of the table that the group is in.
+    pub(super) returns: Arc<Returns>,
+    pub(super) group: u32,
+}
+
+/// The part of the table that a group is in, and its number there.
+pub(super) fn place_of(group: u32) -> (usize, u32) {
+    let per_part = GROUPS_PER_PART as u32;
+    ((group / per_part) as usize, group % per_part)
+}
+
+impl Share {
+    /// Lends at most `most` bytes; `None` if no descriptor is free.
+    pub(super) fn lend(
+        &self,
+        most: usize,
+        lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
+    ) -> Option<Piece> {
+        // The loan needs its own share, or its memory would be returned too early. This fails only
+        // if the group has the maximum number of shares, as the call itself has one.
+        let (_, place) = place_of(self.group);
+        if !self.returns.share(place) {
+            return None;
+        }
+        let borrower = Borrower { lender: self.returns.clone(), token: place.into() };
+        let piece = lend(most, borrower);
+        match &piece {
+            Some(piece) => assert!((1..=most).contains(&piece.len()), "some, and not too much"),
+            None => {
+                self.returns.end(place, false);
+            }
+        }
+        piece
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.returns.end(place_of(self.group).1, false);
+    }
+}
+
+/// What `lend` needs to make a loan.
+pub struct Borrower {
+    /// Notified when the loan is over.
+    pub lender: Arc<dyn Lender>,
+    /// Token of the lender.
+    pub token: u64,
+}
+
+/// Appends at most `most` bytes of loans: as many as there is room for, or regardless of room if
+/// `all`. Returns how many, and whether no descriptor was free.
+pub(super) fn append_lent(
+    connection: &mut Connection,
+    share: &Share,
+    (most, all): (usize, bool),
+    begins: bool,
+    lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
+) -> (usize, bool) {
+    let group = share.group;
+    let mut sent = 0;
+    while sent < most {
+        // If a buffer can take no more ranges, another one follows.
+        let room = match all {
+            true => most - sent,
+            false => connection.send_room_lent(group).min(most - sent),
+        };
+        if room == 0 {
+            break;
+        }
+        let Some(piece) = share.lend(room, lend) else { return (sent, true) };
+        let begins = begins && sent == 0;
+        sent += piece.len();
+        connection.append_lent(piece, begins, group);
+    }
+    (sent, false)
+}

@@ -12,6 +12,9 @@
 //!
 //! A call gets its number when its first byte is queued, so that failed calls leave no gap.
 //!
+//! For a device that takes no partial checksums, a call on a stream copies bytes that others may
+//! write into the send queue, and its group ends with it.
+//!
 //! Bounds: [`GROUPS_MAX`] groups of one stack, [`LentLimits`] per socket and for all sockets, and
 //! for each group [`CALLS_MAX`] calls and [`GROUP_BYTES_MAX`] bytes. At the last two a new group
 //! begins; at the others a call fails with [`Error::NoBuffers`].
@@ -19,7 +22,7 @@
 //! Follows Linux's `MSG_ZEROCOPY` (Documentation/networking/msg_zerocopy.rst).
 
 use super::outstanding::{Outstanding, Terms};
-use super::shares::{Borrower, GROUPS_PER_PART, Share, append_lent, place_of};
+use super::shares::{Borrower, GROUPS_PER_PART, Lack, Part, Share, append_lent, place_of};
 use super::stream::end_part;
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::{Context, TcpHandle};
@@ -240,9 +243,15 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         self.check_send(id)?;
-        self.watching((id, call.term, cx.now), lend, |sockets, lend| {
+        let sent = self.watching((id, call.term, cx.now), lend, |sockets, lend| {
             sockets.lend_to_stream((id, total, flags), call, lend, cx)
-        })
+        })?;
+        if sent == total && self.handle(id).is_ok_and(|handle| self.sums_itself(handle)) {
+            // If nothing of the call is out, its notice need not wait for the next packet.
+            call.share = None;
+            self.drain_returns();
+        }
+        Ok(sent)
     }
 
     fn lend_to_stream(
@@ -253,23 +262,38 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         let (handle, all) = (self.handle(id)?, call.takes_all);
+        let copies = self.sums_itself(handle);
         self.lend(id, call, total, |sockets, share| {
             let sent = sockets.stack.with_tcp(handle, cx.now, |connection| {
                 let room = if all { total } else { connection.send_room_lent(share.group) };
-                let (most, begins) = ((room.min(total), all), !flags.continues);
-                let (sent, short) = append_lent(connection, share, most, begins, &mut lend);
+                let part = Part { most: room.min(total), all, begins: !flags.continues, copies };
+                let (sent, lack) = append_lent(connection, share, part, &mut lend, cx);
                 end_part(connection, sent, total, flags);
-                if sent == 0 && short { Err(Error::NoBuffers) } else { Ok(sent) }
+                (sent, lack)
             });
-            match sent.ok_or(Error::BrokenPipe)?? {
-                0 => Err(Error::WouldBlock),
-                sent => {
+            let (sent, lack) = sent.ok_or(Error::BrokenPipe)?;
+            if lack == Some(Lack::Frame) {
+                sockets.wait_for_frame(id, cx.now);
+            }
+            match (sent, lack) {
+                (0, Some(Lack::Descriptor)) => Err(Error::NoBuffers),
+                (0, _) => Err(Error::WouldBlock),
+                _ => {
                     cx.ledger.carry(sent);
                     cx.ledger.lend(sent);
                     Ok(sent)
                 }
             }
         })
+    }
+
+    /// True if the stack computes the checksums of a connection: bytes that others may write would
+    /// be copied for each transmission, and again for each retransmission. So a call copies them
+    /// once and returns the memory at once, as Linux does for such a device. Traffic of the stack
+    /// with itself needs no checksums.
+    fn sums_itself(&self, handle: TcpHandle) -> bool {
+        let remote = self.stack.tcp(handle).map(|connection| connection.remote().ip());
+        !self.stack.caps().checksum && !remote.is_some_and(|remote| self.stack.is_local(remote))
     }
 
     /// [`Sockets::send_with_syn`] with lent bytes.
@@ -299,7 +323,8 @@ impl Sockets {
         let sent = self.lend(id, call, total, |sockets, share| {
             let sent = sockets.open_with(id, remote, cx.now, |connection| {
                 let most = total.min(connection.syn_room());
-                let (sent, _) = append_lent(connection, share, (most, true), true, &mut lend);
+                let part = Part { most, all: true, begins: true, copies: false };
+                let (sent, _) = append_lent(connection, share, part, &mut lend, cx);
                 if sent > 0 {
                     connection.end_write(flags.more && sent == total, flags.end_of_record);
                     connection.mark_written();

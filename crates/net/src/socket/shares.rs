@@ -1,6 +1,10 @@
 //! What a call lends to the send queue of a stream or to a datagram: loans that are shares of the
 //! call's group, and so is the call while it runs.
+//!
+//! Some calls copy instead: what they lend is over within the call.
 
+use super::stream::copy_piece_in;
+use crate::stack::Context;
 use crate::tcp::Connection;
 use alloc::sync::Arc;
 use towpath_packet::{Lender, Piece, Returns};
@@ -60,30 +64,59 @@ pub struct Borrower {
     pub token: u64,
 }
 
-/// Appends at most `most` bytes of loans: as many as there is room for, or regardless of room if
-/// `all`. Returns how many, and whether no descriptor was free.
+/// The next bytes of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) most: usize,
+    /// Takes `most` bytes whatever room there is.
+    pub(super) all: bool,
+    /// They are the first of a write.
+    pub(super) begins: bool,
+    /// Copies bytes that others may write.
+    pub(super) copies: bool,
+}
+
+/// Why fewer bytes were appended than there was room for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lack {
+    /// No descriptor is free for a loan.
+    Descriptor,
+    /// No frame is free for a copy.
+    Frame,
+}
+
+/// Appends bytes of loans. Returns how many, and what was missing for more.
 pub(super) fn append_lent(
     connection: &mut Connection,
     share: &Share,
-    (most, all): (usize, bool),
-    begins: bool,
+    part: Part,
     lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
-) -> (usize, bool) {
+    cx: &mut Context<'_>,
+) -> (usize, Option<Lack>) {
     let group = share.group;
     let mut sent = 0;
-    while sent < most {
+    while sent < part.most {
         // If a buffer can take no more ranges, another one follows.
-        let room = match all {
-            true => most - sent,
-            false => connection.send_room_lent(group).min(most - sent),
+        let room = match part.all {
+            true => part.most - sent,
+            false => connection.send_room_lent(group).min(part.most - sent),
         };
         if room == 0 {
             break;
         }
-        let Some(piece) = share.lend(room, lend) else { return (sent, true) };
-        let begins = begins && sent == 0;
-        sent += piece.len();
-        connection.append_lent(piece, begins, group);
+        let Some(piece) = share.lend(room, lend) else { return (sent, Some(Lack::Descriptor)) };
+        let (len, begins) = (piece.len(), part.begins && sent == 0);
+        if part.copies && piece.is_foreign() {
+            piece.mark_copied();
+            let copied = copy_piece_in(connection, piece, begins, cx);
+            sent += copied;
+            if copied < len {
+                return (sent, Some(Lack::Frame));
+            }
+        } else {
+            sent += len;
+            connection.append_lent(piece, begins, group);
+        }
     }
-    (sent, false)
+    (sent, None)
 }

@@ -25,6 +25,11 @@ pub(super) fn place_of(group: u32) -> (usize, u32) {
     ((group / per_part) as usize, group % per_part)
 }
 
+/// The group for whose loans a token is.
+pub(super) fn group_of(token: u64) -> u32 {
+    (token >> 32) as u32 * GROUPS_PER_PART as u32 + token as u32
+}
+
 impl Share {
     /// Lends at most `most` bytes; `None` if no descriptor is free.
     pub(super) fn lend(
@@ -34,11 +39,13 @@ impl Share {
     ) -> Option<Piece> {
         // The loan needs its own share, or its memory would be returned too early. This fails only
         // if the group has the maximum number of shares, as the call itself has one.
-        let (_, place) = place_of(self.group);
+        let (part, place) = place_of(self.group);
         if !self.returns.share(place) {
             return None;
         }
-        let borrower = Borrower { lender: self.returns.clone(), token: place.into() };
+        // [`Returns`] uses the lower half, [`group_of`] both.
+        let token = (part as u64) << 32 | u64::from(place);
+        let borrower = Borrower { lender: self.returns.clone(), token };
         let piece = lend(most, borrower);
         match &piece {
             Some(piece) => assert!((1..=most).contains(&piece.len()), "some, and not too much"),

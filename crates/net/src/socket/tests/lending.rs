@@ -319,6 +319,7 @@ fn the_table_of_groups_grows() {
         }
     }
     assert!(held.len() > GROUPS_PER_PART && loans.out_count() == held.len());
+    assert_eq!(l.b.hosts[CLIENT].lent_stats(l.b.now).groups, held.len());
     held.clear();
     l.b.settle();
     for id in sockets {

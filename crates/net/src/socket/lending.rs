@@ -13,16 +13,18 @@
 //! A call gets its number when its first byte is queued, so that failed calls leave no gap.
 //!
 //! For a device that takes no partial checksums, a call on a stream copies bytes that others may
-//! write into the send queue, and its group ends with it.
+//! write into the send queue, and its group ends with it. So do the calls of all sockets with all
+//! bytes while as many groups lend as may.
 //!
-//! Bounds: [`GROUPS_MAX`] groups of one stack, [`LentLimits`] per socket and for all sockets, and
-//! for each group [`CALLS_MAX`] calls and [`GROUP_BYTES_MAX`] bytes. At the last two a new group
-//! begins; at the others a call fails with [`Error::NoBuffers`].
+//! Bounds: [`GROUPS_MAX`] groups of one stack, of which the last [`COPYING_MAX`] are for calls that
+//! copy; [`LentLimits`] per socket and for all sockets; and for each group [`CALLS_MAX`] calls and
+//! [`GROUP_BYTES_MAX`] bytes. At the last two a new group begins; at the limits a call fails with
+//! [`Error::NoBuffers`].
 //!
 //! Follows Linux's `MSG_ZEROCOPY` (Documentation/networking/msg_zerocopy.rst).
 
 use super::outstanding::{Outstanding, Terms};
-use super::shares::{Borrower, GROUPS_PER_PART, Lack, Part, Share, append_lent, place_of};
+use super::shares::{Borrower, Copies, GROUPS_PER_PART, Lack, Part, Share, append_lent, place_of};
 use super::stream::end_part;
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::{Context, TcpHandle};
@@ -35,6 +37,8 @@ use towpath_packet::{Piece, Returns};
 
 /// Maximum number of groups of one stack: several for each of the connections that it may have.
 pub const GROUPS_MAX: usize = 16 * GROUPS_PER_PART;
+/// Groups of calls that copy because as many lend as may: such a group is over with its call.
+pub(super) const COPYING_MAX: usize = GROUPS_PER_PART;
 /// Maximum number of calls that share a notice.
 pub const CALLS_MAX: u32 = 65_534;
 /// Maximum bytes of calls that share a notice; a single call may have more.
@@ -72,6 +76,8 @@ pub(super) struct Group {
     pub(super) calls: u32,
     pub(super) bytes: usize,
     pages: usize,
+    /// Its calls copy.
+    copies: bool,
     /// Loans that can be recalled.
     pub(super) outstanding: Outstanding,
 }
@@ -90,6 +96,8 @@ pub(super) struct Lendings {
     returns: Vec<Arc<Returns>>,
     pub(super) groups: Vec<Group>,
     free: Vec<u32>,
+    /// Groups that may lend.
+    lending_max: usize,
     pages: usize,
     limits: LentLimits,
     report_copied: bool,
@@ -105,6 +113,7 @@ impl Lendings {
             returns: Vec::new(),
             groups: Vec::new(),
             free: Vec::new(),
+            lending_max: GROUPS_MAX - COPYING_MAX,
             pages: 0,
             limits: LentLimits::default(),
             report_copied: false,
@@ -115,6 +124,7 @@ impl Lendings {
 
     /// Begins a group with one share; `None` if there are [`GROUPS_MAX`].
     fn begin(&mut self, socket: SocketId) -> Option<Share> {
+        let copies = self.groups.len() - self.free.len() >= self.lending_max;
         let begin = |outstanding| Group {
             socket,
             connection: None,
@@ -122,6 +132,7 @@ impl Lendings {
             calls: 0,
             bytes: 0,
             pages: 0,
+            copies,
             outstanding,
         };
         let index = match self.free.pop() {
@@ -142,14 +153,15 @@ impl Lendings {
         }
         let returns = self.returns[part].clone();
         returns.begin(place);
-        Some(Share { returns, group: index })
+        Some(Share { returns, group: index, copies })
     }
 
     /// Makes another share of a group; `None` if it is over or has the largest number of shares.
     fn share(&self, group: u32) -> Option<Share> {
         let (part, place) = place_of(group);
         let returns = self.returns.get(part).filter(|returns| returns.share(place))?;
-        Some(Share { returns: returns.clone(), group })
+        let copies = self.groups[group as usize].copies;
+        Some(Share { returns: returns.clone(), group, copies })
     }
 
     /// True if a call of `bytes` may share the notice of a group.
@@ -205,6 +217,11 @@ impl Sockets {
         self.socket_mut(id).expect("open").lending.next = next;
     }
 
+    #[cfg(test)]
+    pub(super) fn set_lending_max(&mut self, groups: usize) {
+        self.lendings.lending_max = groups;
+    }
+
     /// Makes the group at the end of the send queue have `calls` calls.
     #[cfg(test)]
     pub(super) fn set_tail_calls(&mut self, id: SocketId, calls: u32) {
@@ -246,7 +263,10 @@ impl Sockets {
         let sent = self.watching((id, call.term, cx.now), lend, |sockets, lend| {
             sockets.lend_to_stream((id, total, flags), call, lend, cx)
         })?;
-        if sent == total && self.handle(id).is_ok_and(|handle| self.sums_itself(handle)) {
+        let may_copy = |share: &Share| {
+            share.copies || self.handle(id).is_ok_and(|handle| self.sums_itself(handle))
+        };
+        if sent == total && call.share.as_ref().is_some_and(may_copy) {
             // If nothing of the call is out, its notice need not wait for the next packet.
             call.share = None;
             self.drain_returns();
@@ -262,8 +282,9 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         let (handle, all) = (self.handle(id)?, call.takes_all);
-        let copies = self.sums_itself(handle);
+        let sums = self.sums_itself(handle);
         self.lend(id, call, total, |sockets, share| {
+            let copies = Copies::of(share, sums);
             let sent = sockets.stack.with_tcp(handle, cx.now, |connection| {
                 let room = if all { total } else { connection.send_room_lent(share.group) };
                 let part = Part { most: room.min(total), all, begins: !flags.continues, copies };
@@ -280,7 +301,9 @@ impl Sockets {
                 (0, _) => Err(Error::WouldBlock),
                 _ => {
                     cx.ledger.carry(sent);
-                    cx.ledger.lend(sent);
+                    if copies != Copies::All {
+                        cx.ledger.lend(sent);
+                    }
                     Ok(sent)
                 }
             }
@@ -323,7 +346,8 @@ impl Sockets {
         let sent = self.lend(id, call, total, |sockets, share| {
             let sent = sockets.open_with(id, remote, cx.now, |connection| {
                 let most = total.min(connection.syn_room());
-                let part = Part { most, all: true, begins: true, copies: false };
+                let copies = Copies::of(share, false);
+                let part = Part { most, all: true, begins: true, copies };
                 let (sent, _) = append_lent(connection, share, part, &mut lend, cx);
                 if sent > 0 {
                     connection.end_write(flags.more && sent == total, flags.end_of_record);

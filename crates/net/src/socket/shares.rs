@@ -7,7 +7,7 @@ use super::stream::copy_piece_in;
 use crate::stack::Context;
 use crate::tcp::Connection;
 use alloc::sync::Arc;
-use towpath_packet::{Lender, Piece, Returns};
+use towpath_packet::{Lender, Piece, Returns, Site};
 
 /// Groups for which memory is allocated at a time.
 pub(super) const GROUPS_PER_PART: usize = 16_384;
@@ -17,6 +17,8 @@ pub(super) struct Share {
     /// The part of the table that the group is in.
     pub(super) returns: Arc<Returns>,
     pub(super) group: u32,
+    /// The call copies.
+    pub(super) copies: bool,
 }
 
 /// The part of the table that a group is in, and its number there.
@@ -79,8 +81,37 @@ pub(super) struct Part {
     pub(super) all: bool,
     /// They are the first of a write.
     pub(super) begins: bool,
-    /// Copies bytes that others may write.
-    pub(super) copies: bool,
+    pub(super) copies: Copies,
+}
+
+/// Which bytes of a call are copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copies {
+    Nothing,
+    /// Those that others may write, so that they can be summed.
+    Foreign,
+    /// All, because no more may be lent.
+    All,
+}
+
+impl Copies {
+    /// For a call with this share. `sums` if the stack computes its checksums.
+    pub(super) fn of(share: &Share, sums: bool) -> Self {
+        match (share.copies, sums) {
+            (true, _) => Copies::All,
+            (false, true) => Copies::Foreign,
+            (false, false) => Copies::Nothing,
+        }
+    }
+
+    /// Where a piece is copied; `None` if it stays lent.
+    fn site(self, piece: &Piece) -> Option<Site> {
+        match self {
+            Copies::Foreign if piece.is_foreign() => Some(Site::Checksum),
+            Copies::All => Some(Site::SocketSend),
+            Copies::Nothing | Copies::Foreign => None,
+        }
+    }
 }
 
 /// Why fewer bytes were appended than there was room for.
@@ -113,9 +144,9 @@ pub(super) fn append_lent(
         }
         let Some(piece) = share.lend(room, lend) else { return (sent, Some(Lack::Descriptor)) };
         let (len, begins) = (piece.len(), part.begins && sent == 0);
-        if part.copies && piece.is_foreign() {
+        if let Some(site) = part.copies.site(&piece) {
             piece.mark_copied();
-            let copied = copy_piece_in(connection, piece, begins, cx);
+            let copied = copy_piece_in(connection, piece, (site, begins), cx);
             sent += copied;
             if copied < len {
                 return (sent, Some(Lack::Frame));

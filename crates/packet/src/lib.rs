@@ -50,7 +50,7 @@ pub use burst::Burst;
 pub use device::{Caps, Context, Device, Input};
 pub use ledger::{Ledger, Site};
 pub use lend::Loans;
-pub use loan::{Holders, Lender, Piece, Pinned, Pins, View};
+pub use loan::{Holders, Lender, Piece, Pinned, PinnedPiece, Pins, View};
 pub use offload::{Checksum, Gso, GsoKind, Offload, Tunnel, VirtioHeader, VirtioTunnelHeader};
 pub use packet::{Packet, PacketPool};
 pub use pool::{Frame, Memory, MemoryConfig, NoMemory, Pool};

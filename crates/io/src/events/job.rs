@@ -8,6 +8,7 @@
 mod abandon;
 mod provided;
 mod sink;
+mod step;
 mod transfer;
 
 use super::{Action, Operation, SendFile};
@@ -17,12 +18,12 @@ pub use provided::{Buffer, Call, Calls, Memory, OtherBuffer};
 use rustix::fd::OwnedFd;
 use rustix::fs::Statx;
 use rustix::io::{Errno, ioctl_fionbio};
-use sink::Sink;
 pub use sink::broken;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
+pub(super) use step::Step;
 pub use transfer::read_now;
 use transfer::{Block, Sending, Splicing, Way};
 
@@ -213,87 +214,6 @@ impl Source {
             Self::Buffer(buffer) => buffer.bytes(),
             Self::Memory(memory) => (*memory.bytes).as_ref(),
         }
-    }
-}
-
-/// The next step of a job.
-#[derive(Debug)]
-pub(super) enum Step<'a> {
-    /// Nothing: the job is complete.
-    Over,
-    /// Nothing, until the caller has taken connections.
-    Idle,
-    Accept {
-        listener: &'a OwnedFd,
-    },
-    /// `Look`, `Read`, `Write` and `Sync` may block for as long as a disk takes.
-    Look {
-        file: &'a File,
-        into: &'a mut Statx,
-    },
-    Read {
-        file: &'a File,
-        into: &'a mut [u8],
-        at: u64,
-    },
-    Write {
-        file: &'a File,
-        bytes: &'a [u8],
-        at: u64,
-    },
-    Sync {
-        file: &'a File,
-        data_only: bool,
-    },
-    /// `Receive` and `Send` are io_uring requests, or calls.
-    Receive {
-        socket: &'a OwnedFd,
-        into: &'a mut [u8],
-        all: bool,
-    },
-    Send {
-        socket: &'a OwnedFd,
-        bytes: &'a [u8],
-        more: bool,
-    },
-    /// An io_uring request that lends the rest of a buffer of `all` bytes. The kernel uses the
-    /// bytes until it reports that it is done with them.
-    Lend {
-        socket: &'a OwnedFd,
-        bytes: &'a [u8],
-        all: u64,
-    },
-    /// `Connect` and the following steps are calls in both back ends.
-    Connect {
-        socket: &'a OwnedFd,
-        remote: SocketAddr,
-    },
-    SendFile {
-        socket: &'a OwnedFd,
-        file: &'a File,
-        at: u64,
-        count: usize,
-    },
-    Splice {
-        from: &'a OwnedFd,
-        to: &'a OwnedFd,
-        count: usize,
-        /// The destination, while no byte is in the pipe.
-        sink: Option<&'a mut Sink>,
-    },
-    Call {
-        calls: &'a mut Calls,
-        done: u64,
-    },
-}
-
-impl Step<'_> {
-    /// True if the step may block for as long as a disk takes.
-    pub(super) fn is_on_file(&self) -> bool {
-        matches!(
-            self,
-            Self::Look { .. } | Self::Read { .. } | Self::Write { .. } | Self::Sync { .. }
-        )
     }
 }
 

@@ -6,6 +6,7 @@
 //! and what is an error is decided here, so that it is the same for all.
 
 mod abandon;
+mod pieces;
 mod provided;
 mod sink;
 mod step;
@@ -14,6 +15,8 @@ mod transfer;
 use super::{Action, Operation, SendFile};
 use crate::large_pages::LargeBlock;
 use crate::reactor::Interest;
+pub use pieces::PieceWrite;
+use pieces::Ranges;
 pub use provided::{Buffer, Call, Calls, Memory, OtherBuffer};
 use rustix::fd::OwnedFd;
 use rustix::fs::Statx;
@@ -47,6 +50,8 @@ pub enum Job {
     File(Operation<Buffer>),
     /// Read a block of a file.
     ReadBlock(BlockRead),
+    /// Write pieces to a file.
+    WritePieces(PieceWrite),
     /// Ask a file's server for the current status of the file.
     Look(Look),
     /// Connect a non-blocking socket. The flag says whether to make it blocking afterwards.
@@ -107,7 +112,8 @@ impl Job {
                 Action::Read(offset) | Action::Write(offset) => (file, offset),
                 Action::Sync | Action::SyncData => return Ok(None),
             },
-            Self::ReadBlock(BlockRead { file, at, .. }) => (file, *at),
+            Self::ReadBlock(BlockRead { file, at, .. })
+            | Self::WritePieces(PieceWrite { file, at, .. }) => (file, *at),
             Self::SendFile(_, SendFile { file, range, .. }) | Self::ReceiveFile(_, file, range) => {
                 if range.start > range.end {
                     return Err(Errno::INVAL);
@@ -173,6 +179,7 @@ pub(super) struct Running {
 enum Work {
     File(Operation<Buffer>),
     ReadBlock(BlockRead),
+    WritePieces(PieceWrite, Ranges),
     Look(Look),
     Connect(Socket, SocketAddr, bool),
     /// Also the number of connections that may be accepted; negative if more than that were
@@ -225,6 +232,7 @@ impl Running {
         let work = match job {
             Job::File(operation) => Work::File(operation),
             Job::ReadBlock(read) => Work::ReadBlock(read),
+            Job::WritePieces(write) => Work::WritePieces(write, Ranges::default()),
             Job::Look(look) => Work::Look(look),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
@@ -261,6 +269,7 @@ impl Running {
         is_over |= match &work {
             Work::Send { from, .. } => from.bytes().is_empty(),
             Work::Receive { buffer, .. } => buffer.bytes().is_empty(),
+            Work::WritePieces(write, _) => write.bytes() == 0,
             _ => false,
         };
         Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
@@ -292,6 +301,7 @@ impl Running {
                 let file = direct.as_ref().unwrap_or(file);
                 Step::Read { file, into: &mut block[done as usize..], at }
             }
+            Work::WritePieces(write, ranges) => write.next(done, ranges),
             Work::Look(Look { file, status }) => Step::Look { file, into: status },
             Work::Connect(socket, remote, _) => Step::Connect { socket, remote: *remote },
             Work::Accept(_, ..=0) => Step::Idle,
@@ -327,7 +337,9 @@ impl Running {
     /// The condition for which a step on a socket waits if it would block.
     pub(super) fn waits_for(&self) -> Option<(&Socket, Interest)> {
         Some(match &self.work {
-            Work::File(..) | Work::ReadBlock(_) | Work::Look(_) => return None,
+            Work::File(..) | Work::ReadBlock(_) | Work::WritePieces(..) | Work::Look(_) => {
+                return None;
+            }
             Work::Accept(socket, _)
             | Work::Receive { socket, .. }
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
@@ -350,7 +362,7 @@ impl Running {
         match &mut self.work {
             Work::Accept(_, room) => return *room -= count as i64,
             Work::Connect(..) | Work::Look(_) => ended = true,
-            Work::File(..) => self.bytes += count as u64,
+            Work::File(..) | Work::WritePieces(..) => self.bytes += count as u64,
             Work::ReadBlock(read) => {
                 self.bytes += count as u64;
                 // The rest does not start at a block boundary.
@@ -438,7 +450,7 @@ impl Running {
             }
             Work::ReadBlock(read) => Parts::Block(read.block, read.direct.is_some()),
             Work::Look(look) => Parts::Status(look.status),
-            Work::Accept(..) => Parts::None,
+            Work::Accept(..) | Work::WritePieces(..) => Parts::None,
             Work::Connect(socket, _, blocks) => {
                 if blocks {
                     // Cannot fail, because the socket is open.
@@ -467,6 +479,7 @@ impl Running {
                 buffer.bytes().len() as u64
             }
             Work::ReadBlock(read) => read.block.len() as u64,
+            Work::WritePieces(write, _) => write.bytes(),
             Work::Send { from, .. } => from.bytes().len() as u64,
             Work::SendFile(sending) => sending.parts.bytes(),
             Work::ReceiveFile { range, .. } => range.end - range.start,

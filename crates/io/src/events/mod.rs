@@ -25,7 +25,7 @@ pub use file_properties::Known;
 pub use files::THREADS_MAX;
 pub use job::{
     ACCEPTED_MAX, BLOCK_BYTES, BlockRead, Buffer, COPIED_FILE_MAX, Call, Calls, Job, Look, Memory,
-    OtherBuffer, Outcome, Parts, Socket, broken, read_now,
+    OtherBuffer, Outcome, Parts, PieceWrite, Socket, broken, read_now,
 };
 pub use mounts::{Mounts, device, kind, status};
 use ring::Ring;

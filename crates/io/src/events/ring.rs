@@ -398,8 +398,9 @@ impl Ring {
             // it. Only this file and `jobs` create requests. Polls, syncs, accepts and
             // cancellations name no memory; a timeout names a static. Requests of `jobs::request`
             // name a static string and memory that the job in their slot owns: bytes of a `Vec`, a
-            // `LargeBlock`, a `Memory` or an `OtherBuffer`, or the `Box<Statx>`, which has the
-            // kernel's layout. The job is boxed, so it does not move, and no code accesses the
+            // `LargeBlock`, a `Memory` or an `OtherBuffer`, the `Box<Statx>`, which has the
+            // kernel's layout, or the ranges of a `PieceWrite` and the bytes that these name, which
+            // stay in place while the job has its `PinnedPiece`s. The job is boxed, so it does not move, and no code accesses the
             // memory while `Doing::with_kernel` says that the kernel has a request. That ends in
             // `on_step`, for the last completion of the request, when the kernel is done with the
             // memory; or in `drop`, which leaks the memory if that completion did not arrive.

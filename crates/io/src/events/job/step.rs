@@ -1,11 +1,13 @@
 //! The steps of jobs, as a back end carries them out.
 
 use super::Calls;
+use super::pieces::Ranges;
 use super::sink::Sink;
 use rustix::fd::OwnedFd;
 use rustix::fs::Statx;
 use std::fs::File;
 use std::net::SocketAddr;
+use towpath_packet::PinnedPiece;
 
 /// The next step of a job.
 #[derive(Debug)]
@@ -17,7 +19,7 @@ pub(in super::super) enum Step<'a> {
     Accept {
         listener: &'a OwnedFd,
     },
-    /// `Look`, `Read`, `Write` and `Sync` may block for as long as a disk takes.
+    /// `Look`, `Read`, `Write`, `WritePieces` and `Sync` may block for as long as a disk takes.
     Look {
         file: &'a File,
         into: &'a mut Statx,
@@ -30,6 +32,15 @@ pub(in super::super) enum Step<'a> {
     Write {
         file: &'a File,
         bytes: &'a [u8],
+        at: u64,
+    },
+    WritePieces {
+        file: &'a File,
+        /// The first one without `skip` bytes, which were written.
+        pieces: &'a [PinnedPiece],
+        skip: usize,
+        /// The same bytes for the kernel.
+        ranges: &'a Ranges,
         at: u64,
     },
     Sync {
@@ -83,7 +94,11 @@ impl Step<'_> {
     pub(in super::super) fn is_on_file(&self) -> bool {
         matches!(
             self,
-            Self::Look { .. } | Self::Read { .. } | Self::Write { .. } | Self::Sync { .. }
+            Self::Look { .. }
+                | Self::Read { .. }
+                | Self::Write { .. }
+                | Self::WritePieces { .. }
+                | Self::Sync { .. }
         )
     }
 }

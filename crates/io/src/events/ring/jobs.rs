@@ -337,10 +337,11 @@ fn is_request(step: &Step<'_>) -> bool {
 /// workers if it has at least `worker_min` bytes.
 fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
     let length = |bytes: &[u8]| bytes.len().min(STEP_BYTES_MAX) as u32;
-    let by = |bytes: &[u8]| match bytes.len() >= worker_min {
+    let of_len = |len| match len >= worker_min {
         true => squeue::Flags::ASYNC,
         false => squeue::Flags::empty(),
     };
+    let by = |bytes: &[u8]| of_len(bytes.len());
     match step {
         Step::Look { file, into } => {
             // The kernel's workers do it in any case.
@@ -354,6 +355,10 @@ fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
         Step::Write { file, bytes, at } => {
             let write = opcode::Write::new(fd(file), bytes.as_ptr(), length(bytes));
             write.offset(at).build().flags(by(bytes))
+        }
+        Step::WritePieces { file, ranges, at, .. } => {
+            let write = opcode::Writev::new(fd(file), ranges.as_ptr(), ranges.count() as u32);
+            write.offset(at).build().flags(of_len(ranges.bytes()))
         }
         Step::Sync { file, data_only: false } => opcode::Fsync::new(fd(file)).build(),
         Step::Sync { file, data_only: true } => {

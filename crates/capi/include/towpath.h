@@ -762,7 +762,7 @@ static inline void towpath_prep_recvfile(struct towpath_operation *operation, st
 
 /*
  * Sends up to `count` received bytes on the stream `to_fd` of the instance `to`, or of the kernel
- * if `to` is NULL.
+ * if `to` is NULL. What an instance received is not copied, except short parts of large memory.
  */
 static inline void towpath_prep_splice(struct towpath_operation *operation, struct towpath *instance, int fd,
 				       struct towpath_transfer *transfer, struct towpath *to, int to_fd,

@@ -16,7 +16,9 @@ mod reports;
 mod send_file;
 mod sending;
 mod socket;
+mod splice;
 mod stream;
+mod taken;
 mod transfer;
 mod work;
 

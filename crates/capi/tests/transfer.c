@@ -243,7 +243,9 @@ static void splices(void)
 	for (int i = 0; i < 4; i++)
 		CHECK(ended[i].result == LARGE && !ended[i].error && !ended[i].detail);
 	CHECK(!memcmp(sent, received, LARGE));
-	/* An echo: from a stream to itself. */
+	/* An echo: from a stream to itself, without a copy. */
+	struct towpath_stats before, after;
+	CHECK(towpath_get_stats(scene.b, &before, sizeof(before)) == 0);
 	memset(received, 0, LARGE);
 	ids[0] = submit(scene.queue, on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)));
 	ids[1] = submit(scene.queue, on_client(&scene, TOWPATH_SEND, sent, LARGE));
@@ -252,6 +254,10 @@ static void splices(void)
 	for (int i = 0; i < 3; i++)
 		CHECK(ended[i].result == LARGE && !ended[i].error && !ended[i].detail);
 	CHECK(!memcmp(sent, received, LARGE));
+	CHECK(towpath_get_stats(scene.b, &after, sizeof(after)) == 0);
+	CHECK(after.copied_socket_receive - before.copied_socket_receive < LARGE / 8);
+	CHECK(after.copied_socket_send - before.copied_socket_send < LARGE / 8);
+	CHECK(after.copied_pack - before.copied_pack < LARGE / 8);
 	/* Cancelled, and late. */
 	ids[0] = submit(scene.queue, on_kernel(&scene, 1, TOWPATH_SPLICE, &move, sizeof(move)));
 	stall(&scene);

@@ -115,7 +115,10 @@ struct towpath_config {
 	unsigned char mac[6];
 	/* Must be zero. */
 	unsigned char reserved[6];
-	/* Bytes of memory that caches files for TOWPATH_SENDFILE; default 64 MiB. */
+	/*
+	 * Bytes of memory that caches files for TOWPATH_SENDFILE and towpath_sendfile(); default
+	 * 64 MiB.
+	 */
 	size_t file_cache;
 	/* Milliseconds that towpath_free() waits for unsent data; default 5000, -1 for no wait. */
 	int linger;
@@ -309,7 +312,7 @@ struct towpath_stats {
 	uint64_t recalls;
 	uint64_t recalls_starved;
 	uint64_t dropped_link_gone;
-	/* Bytes of files that TOWPATH_SENDFILE read into memory. */
+	/* Bytes of files that TOWPATH_SENDFILE and towpath_sendfile() read into memory. */
 	uint64_t copied_file;
 	/*
 	 * Bytes of memory that files take now. Counts of blocks: found in memory; read; read for
@@ -340,7 +343,11 @@ struct towpath_stats {
  */
 int towpath_get_stats(struct towpath *instance, struct towpath_stats *stats, size_t size);
 
-/* As sendfile(2), from a file of the kernel to a socket. `offset` is updated if it is not NULL. */
+/*
+ * As sendfile(2), from a file of the kernel to a socket. `offset` is updated if it is not NULL. A
+ * stream is lent more than 16 KiB of a regular file that was not changed in the last two seconds,
+ * from memory that all sends share; this thread reads what is missing there. The rest is copied.
+ */
 ssize_t towpath_sendfile(struct towpath *instance, int to, int from, off_t *offset,
 			 size_t count);
 /*

@@ -38,6 +38,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Carries out a job on a file on this thread, which may block for as long as a disk takes.
+///
+/// # Errors
+/// The job is none on a file, or cannot be started.
+pub fn carry_out(job: Job) -> Result<Outcome, Errno> {
+    let mut running = job::Running::new(job).map_err(|(errno, _)| errno)?;
+    files::run(&mut running);
+    running.stop(Errno::INVAL);
+    Ok(running.finish())
+}
+
 /// An action on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {

@@ -262,7 +262,8 @@ int towpath_recall(struct towpath *instance, int fd, uint32_t first, uint32_t la
  *
  * `memory` limits the bytes that all sockets of the instance lend at a time. A call counts its
  * whole pages and two more until they come back. The default is SIZE_MAX, no limit. It corresponds
- * to RLIMIT_MEMLOCK in Linux, which the library does not check.
+ * to RLIMIT_MEMLOCK in Linux, which the library does not check: lent memory is not locked here, and
+ * can be swapped out.
  *
  * Returns 0.
  */

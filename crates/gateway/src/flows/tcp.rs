@@ -12,6 +12,7 @@
 //! program's own packets get their turn after the same number of bytes, however many flows there
 //! are.
 
+mod ends;
 mod listed;
 mod moved;
 mod slow;
@@ -29,8 +30,8 @@ use std::io;
 use std::net::SocketAddr;
 use towpath_io::reactor::{Event, Interest};
 use towpath_io::socket::{Received, TcpSocket};
-use towpath_net::stack::{Stack, TcpHandle, Unreachable};
-use towpath_net::tcp::{ConnectionError, Events};
+use towpath_net::stack::{TcpHandle, Unreachable};
+use towpath_net::tcp::Events;
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
 
@@ -551,46 +552,6 @@ impl Gateway {
                 return;
             }
         }
-    }
-
-    /// Returns true if everything that the program sent has been passed on, FINs included. The
-    /// program has sent nothing on connections that are still being made.
-    pub(crate) fn all_passed_on(&self, stack: &Stack) -> bool {
-        let is_made = |flow: &Flow| {
-            let connection = stack.tcp(flow.handle);
-            connection.is_some_and(|connection| !connection.state().is_opening())
-        };
-        let mut flows = self.tcp.flows.iter().flatten();
-        flows.all(|flow| flow.program_closed || !is_made(flow))
-            && !self.newcomers.has_messages()
-            && self.joined.all_passed_on()
-            && self.joined_udp.all_passed_on()
-    }
-
-    /// The host reset the connection: resets both sides.
-    fn abort(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        io.stack.with_tcp(handle, io.now, |connection| connection.abort());
-        io.stack.tcp_release(handle, io.now);
-        if let Some(flow) = self.tcp.remove(handle) {
-            flow.socket.reset();
-        }
-    }
-
-    /// The connection to the program is over. After an error both sides end at once; otherwise the
-    /// flow lasts until the host has taken what the program sent.
-    fn on_closed(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        let error = io.stack.tcp(handle).and_then(|connection| connection.error());
-        if error.is_none()
-            && let Some(flow) = self.tcp.get_mut(handle)
-        {
-            flow.over = true;
-            return self.move_out(handle, io);
-        }
-        if let Some(flow) = self.tcp.remove(handle) {
-            self.counters.tcp_refused += u64::from(error == Some(ConnectionError::Refused));
-            flow.socket.reset();
-        }
-        io.stack.tcp_release(handle, io.now);
     }
 }
 

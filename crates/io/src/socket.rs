@@ -15,6 +15,7 @@
 
 mod error_queue;
 pub(crate) mod fuzz;
+mod lent;
 mod message;
 mod multicast;
 mod ping;
@@ -24,6 +25,7 @@ mod udp;
 pub mod zerocopy;
 
 pub use error_queue::{ErrorKind, Quote, SocketErrorEvent};
+pub use lent::Returns;
 pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};

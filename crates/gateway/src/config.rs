@@ -16,10 +16,12 @@ use crate::publish::{
     JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, Target, is_interface_name,
 };
 
+pub use lend::LendToHost;
 pub use multicast::MulticastService;
 pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
 
+mod lend;
 mod multicast;
 mod size;
 mod subnet;
@@ -120,6 +122,8 @@ pub struct Config {
     pub flows_max: usize,
     /// Congestion control of connections into the network.
     pub congestion: Kind,
+    /// Whether bytes for hosts are lent to the host's kernel.
+    pub lend_to_host: LendToHost,
     /// Most threads that serve a program; see [`WorkerGroup`](crate::worker_group::WorkerGroup).
     pub workers: usize,
 }
@@ -276,6 +280,7 @@ impl Default for Config {
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
             congestion: Kind::default(),
+            lend_to_host: LendToHost::default(),
             workers: 1,
         }
     }

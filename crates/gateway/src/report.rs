@@ -1,6 +1,6 @@
 //! Counters of a worker, for people and for tests.
 
-use crate::flows::{Gateway, GatewayCounters, LentNow};
+use crate::flows::{Gateway, GatewayCounters, LentNow, LentToHost};
 use crate::native::NativeCounters;
 use std::fmt;
 use std::time::Duration;
@@ -37,6 +37,8 @@ pub struct Report {
     pub frames_taken: (usize, usize),
     /// Memory that flows have lent: payload in frames on its way.
     pub lent: LentNow,
+    /// Bytes of frames that the host's kernel has on loan.
+    pub held_by_host: usize,
     /// Packets of guests that continued as copies, at the end of their term or because their ring
     /// ran short. Frames of the pool have no terms.
     pub recalled: u64,
@@ -97,6 +99,7 @@ impl Report {
             packets_taken: 0,
             frames_taken: (0, 0),
             lent: LentNow::default(),
+            held_by_host: gateway.held_by_host(),
             recalled: 0,
             carried: ledger.carried(),
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
@@ -154,6 +157,7 @@ impl Report {
         self.frames_taken.1 += other.frames_taken.1;
         self.lent.bytes += other.lent.bytes;
         self.lent.oldest = self.lent.oldest.max(other.lent.oldest);
+        self.held_by_host += other.held_by_host;
         self.recalled += other.recalled;
         self.carried += other.carried;
         for ((_, bytes), (_, more)) in self.copied.iter_mut().zip(&other.copied) {
@@ -259,7 +263,8 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Writes the lines of flows that bypass the stack, if there were any.
+    /// Writes the lines of flows that bypass the stack, and of what was lent to the host's kernel, if
+    /// there was any.
     fn fmt_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gateway = &self.gateway;
         let (out, into) = (gateway.joined_bytes_out, gateway.joined_bytes_in);
@@ -278,7 +283,8 @@ impl Report {
                 self.joined_udp, gateway.joined_udp, gateway.joined_udp_refused
             )?;
         }
-        self.fmt_native(f)
+        self.fmt_native(f)?;
+        self.fmt_lent_to_host(f)
     }
 
     /// Writes the lines of native sockets, if the program has them.
@@ -294,6 +300,20 @@ impl Report {
             writeln!(f, "not native        {why} {count}")?;
         }
         Ok(())
+    }
+
+    /// Writes the line of what was lent to the host's kernel, if flows tried to lend anything.
+    fn fmt_lent_to_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LentToHost { bytes, calls, copied, refused } = self.gateway.lent;
+        if calls + refused == 0 {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "lent to the host  {bytes} bytes in {calls} calls, {copied} of them copied after all, \
+             {refused} refused; {} bytes of frames now",
+            self.held_by_host
+        )
     }
 
     /// Writes one line for each of several workers.

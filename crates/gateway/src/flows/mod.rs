@@ -14,7 +14,7 @@
 //! There is one file per protocol: `tcp`, `udp` and `ping`. The others: `newcomers` holds messages
 //! and connections that wait for a new flow; `listen` has the published ports, and `changes` makes
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
-//! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
+//! to loopback; `lent` decides what is lent to the host's kernel; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
 //! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
 //! wait; `multicast` has service discovery; `route` maps destinations, and `native` those of native
 //! sockets; `fair` limits the memory of slow readers; `list` describes flows for people; `moved`
@@ -29,6 +29,7 @@ mod hops;
 mod idle;
 mod joined;
 mod joined_udp;
+mod lent;
 mod list;
 mod listen;
 mod moved;
@@ -48,6 +49,7 @@ use crate::config::{Config, MappedAddress};
 use expected::Expected;
 use joined::{End, JoinedFlows};
 use joined_udp::JoinedUdp;
+use lent::Lending;
 use list::Visits;
 use listen::Listeners;
 use multicast::Groups;
@@ -71,6 +73,7 @@ use udp::UdpFlows;
 pub(crate) use changes::UndoPort;
 pub use joined::{JoinId, JoinedListener};
 pub use joined_udp::{JoinedDatagrams, JoinedDatagramsId};
+pub use lent::LentToHost;
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
 pub use listen::{StartError, allow_many_files, allow_ports};
 pub use native::NativeRoutes;
@@ -173,6 +176,8 @@ pub struct GatewayCounters {
     pub bytes_out: u64,
     /// Payload bytes from the host to the program.
     pub bytes_in: u64,
+    /// What flows lent to the host's kernel, of the bytes from the program to the host.
+    pub lent: LentToHost,
 }
 
 impl GatewayCounters {
@@ -205,6 +210,7 @@ impl GatewayCounters {
         self.joined_udp_refused += other.joined_udp_refused;
         self.joined_bytes_out += other.joined_bytes_out;
         self.joined_bytes_in += other.joined_bytes_in;
+        self.lent.add(&other.lent);
     }
 }
 
@@ -222,6 +228,7 @@ pub struct Gateway {
     newcomers: Newcomers,
     expected: Expected,
     spread: Spread,
+    lending: Lending,
     visits: Visits,
     counters: GatewayCounters,
 }
@@ -241,6 +248,7 @@ pub(crate) enum Token {
     JoinedSockets,
     JoinedUdp(Slot, End),
     Group(u32),
+    Lent(Slot),
 }
 
 impl Token {
@@ -260,6 +268,7 @@ impl Token {
             Token::JoinedUdp(slot, End::Inside) => (11, slot),
             Token::JoinedUdp(slot, End::Host) => (12, slot),
             Token::Group(index) => (13, Slot { index, generation: 0 }),
+            Token::Lent(slot) => (14, slot),
         };
         kind << 60 | u64::from(slot.generation) << 32 | u64::from(slot.index)
     }
@@ -282,6 +291,7 @@ impl Token {
             11 => Token::JoinedUdp(slot, End::Inside),
             12 => Token::JoinedUdp(slot, End::Host),
             13 => Token::Group(index),
+            14 => Token::Lent(slot),
             _ => return None,
         })
     }
@@ -304,6 +314,7 @@ impl Gateway {
             newcomers: Newcomers::default(),
             expected: Expected::new(),
             spread: Spread::default(),
+            lending: Lending::new(config.lend_to_host),
             visits: Visits::default(),
             counters: GatewayCounters::default(),
         };
@@ -364,8 +375,14 @@ impl Gateway {
                 self.with_joined_udp(io, |joined, cx| joined.ready(slot, end, event.ready, cx));
             }
             Token::Group(index) => self.group_ready(index, io),
+            Token::Lent(slot) => self.lending.socket_ready(slot, &mut self.counters.lent),
             Token::Inside | Token::Bell | Token::Watch(_) => {}
         }
+    }
+
+    /// Returns the bytes of frames that the host's kernel has on loan.
+    pub fn held_by_host(&self) -> usize {
+        self.lending.held()
     }
 
     /// Handles all events and messages that the stack has for the gateway.
@@ -461,6 +478,8 @@ mod tests {
             Token::JoinedSockets,
             Token::JoinedUdp(slot, End::Inside),
             Token::JoinedUdp(slot, End::Host),
+            Token::Group(3),
+            Token::Lent(slot),
         ];
         for token in tokens {
             assert_eq!(Token::decode(token.encode()), Some(token));

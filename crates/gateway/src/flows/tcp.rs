@@ -13,12 +13,14 @@
 //! are.
 
 mod ends;
+mod lend;
 mod listed;
 mod moved;
 mod slow;
 mod urgent;
 
 use super::Slot;
+use super::lent::Terms;
 use super::queued::Queued;
 use super::route::Target;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
@@ -71,6 +73,8 @@ struct Flow {
     has_sent: bool,
     /// TCP_NODELAY is set on the socket.
     nodelay: bool,
+    /// Whether it may lend what it sends to the host's kernel.
+    terms: Terms,
     /// The host has sent its FIN, or it follows the bytes that can be read.
     host_closing: bool,
     /// The host's FIN was read and passed on.
@@ -110,6 +114,7 @@ impl Flow {
             watches_room: true,
             has_sent: false,
             nodelay: false,
+            terms: Terms::default(),
             host_closing: false,
             host_closed: false,
             program_closed: false,
@@ -130,13 +135,18 @@ impl Flow {
     /// Sends to the host. The first data waits for no ACK, as none is outstanding. Later data would
     /// wait without `TCP_NODELAY`.
     fn send<'a>(&mut self, pieces: impl Iterator<Item = &'a Piece>) -> io::Result<usize> {
+        self.sends();
+        self.socket.send(pieces)
+    }
+
+    /// Prepares the socket for a send.
+    fn sends(&mut self) {
         if self.has_sent && !self.nodelay {
             // An error only costs speed.
             let _ = self.socket.set_nodelay(true);
             self.nodelay = true;
         }
         self.has_sent = true;
-        self.socket.send(pieces)
     }
 }
 
@@ -288,6 +298,7 @@ impl Gateway {
             self.host_connected(handle, io);
             // It connected at once, so the host is this machine.
             self.expect_answers(handle, io);
+            self.limit_lending(handle);
         }
     }
 
@@ -387,7 +398,11 @@ impl Gateway {
         if flow.handle.key() != slot {
             return;
         }
-        let (handle, ready) = (flow.handle, event.ready);
+        let (handle, mut ready) = (flow.handle, event.ready);
+        if ready.error && flow.takes_returns(&mut self.lending, &mut self.counters.lent, io.now) {
+            // An error of the connection comes with a hang-up.
+            ready.error = false;
+        }
         flow.host_readable |= ready.readable || ready.hangup || ready.error;
         flow.host_writable |= ready.writable || ready.hangup || ready.error;
         flow.host_urgent |= event.urgent;
@@ -427,7 +442,11 @@ impl Gateway {
             if is_kept && flow.kept.is_empty() {
                 break;
             }
-            let result = if is_kept { flow.send_kept() } else { flow.send_received(connection) };
+            let lending = (&mut self.lending, &mut self.counters);
+            let result = match is_kept {
+                true => flow.send_kept(),
+                false => flow.pass_on(connection, lending, io.memory, io.now),
+            };
             match result {
                 Ok(count) => {
                     sent += count;
@@ -466,7 +485,9 @@ impl Gateway {
             }
         }
         if flow.over {
-            self.tcp.remove(handle);
+            if let Some(flow) = self.tcp.remove(handle) {
+                self.lending.close(flow.socket, io.reactor, &mut self.counters.lent);
+            }
             io.stack.tcp_release(handle, io.now);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::Flow;
 use crate::flows::{Gateway, Io};
+use towpath_io::socket::TcpSocket;
 use towpath_net::stack::{Stack, TcpHandle};
 use towpath_net::tcp::ConnectionError;
 
@@ -25,7 +26,7 @@ impl Gateway {
         io.stack.with_tcp(handle, io.now, |connection| connection.abort());
         io.stack.tcp_release(handle, io.now);
         if let Some(flow) = self.tcp.remove(handle) {
-            flow.socket.reset();
+            self.reset(flow.socket, io);
         }
     }
 
@@ -41,8 +42,13 @@ impl Gateway {
         }
         if let Some(flow) = self.tcp.remove(handle) {
             self.counters.tcp_refused += u64::from(error == Some(ConnectionError::Refused));
-            flow.socket.reset();
+            self.reset(flow.socket, io);
         }
         io.stack.tcp_release(handle, io.now);
+    }
+
+    /// Resets the connection to the host.
+    pub(super) fn reset(&mut self, socket: TcpSocket, io: &Io<'_>) {
+        self.lending.reset(socket, io.reactor, &mut self.counters.lent);
     }
 }

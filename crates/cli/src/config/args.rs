@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
+use towpath_gateway::config::{LendToHost, MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
 use towpath_gateway::services::wire::domain::DomainName;
 use towpath_net::tcp::congestion::Kind;
 
-use crate::config::netfile::{Pool, parse_congestion, parse_duration};
+use crate::config::netfile::{Pool, parse_congestion, parse_duration, parse_lend_to_host};
 use crate::exit;
 
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
@@ -524,6 +524,11 @@ pub(crate) struct GatewayArguments {
     /// Congestion control of TCP towards the inside: reno, cubic or bbr [default: cubic]
     #[arg(long, value_name = "NAME", value_parser = parse_congestion, help_heading = "Network")]
     pub(crate) congestion: Option<Kind>,
+
+    /// Lend what TCP sends to other machines to the kernel instead of having it copied: never,
+    /// always, or auto: where it costs less [default: never]
+    #[arg(long, value_name = "WHEN", value_parser = parse_lend_to_host, help_heading = "Network")]
+    pub(crate) lend_to_host: Option<LendToHost>,
 
     /// Map the inside address ADDR, for example 10.0.2.2, to the host's loopback (127.0.0.1, ::1);
     /// may be repeated. Without it, services that listen only there are unreachable.

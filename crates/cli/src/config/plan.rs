@@ -174,6 +174,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     gateway.memory = gateway.memory.or(file.memory);
     gateway.max_flows = gateway.max_flows.or(file.max_flows);
     gateway.congestion = gateway.congestion.or(file.congestion);
+    gateway.lend_to_host = gateway.lend_to_host.or(file.lend_to_host);
     gateway.subnet = gateway.subnet.or(file.ipv4.subnet);
     gateway.subnet6 = gateway.subnet6.or(file.ipv6.subnet);
     gateway.ipv4_only |= file.ipv6.is_off;

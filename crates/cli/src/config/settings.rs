@@ -135,6 +135,7 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
         memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
         flows_max: arguments.max_flows.unwrap_or(defaults.flows_max),
         congestion: arguments.congestion.unwrap_or(defaults.congestion),
+        lend_to_host: arguments.lend_to_host.unwrap_or(defaults.lend_to_host),
         ..defaults
     }
 }

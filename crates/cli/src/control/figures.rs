@@ -1,6 +1,7 @@
 //! The counters of an instance as JSON; the manual page describes the names.
 
 use serde_json::{Map, Value, json};
+use towpath_gateway::flows::LentToHost;
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
 
@@ -36,6 +37,7 @@ pub(crate) fn object(report: &Report) -> Value {
             "hit_rate": report.hit_rate(),
             "recalled": report.recalled,
         },
+        "lent_to_host": lent_to_host(report),
         "flows": { "tcp": tcp, "udp": udp, "echo": echo },
         "joined": {
             "flows": report.joined,
@@ -74,6 +76,18 @@ pub(crate) fn object(report: &Report) -> Value {
         object["workers"] = workers(&report.workers);
     }
     object
+}
+
+/// Returns what was lent to the host's kernel.
+fn lent_to_host(report: &Report) -> Value {
+    let LentToHost { bytes, calls, copied, refused } = report.gateway.lent;
+    json!({
+        "bytes": bytes,
+        "calls": calls,
+        "copied_after_all": copied,
+        "refused": refused,
+        "frame_bytes": report.held_by_host,
+    })
 }
 
 /// Returns the counters of each of several workers, by its number.

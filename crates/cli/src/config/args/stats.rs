@@ -20,6 +20,8 @@ use crate::exit;
 /// the host has not taken yet, `loans` (frames in use), `oldest_us` (age of the oldest), `total`
 /// (bytes lent so far), `copied_after_all` (bytes), `hit_rate` (share that was not copied) and
 /// `recalled` (packets of guests that became copies when their term ended or their ring ran short).
+/// `lent_to_host`, with --lend-to-host: `bytes` and `calls` that lent them to the kernel,
+/// `copied_after_all` and `refused` calls, and `frame_bytes` that the kernel has now.
 /// `flows`: open flows by protocol. `joined`: connections of --host-tcp-ports and
 /// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
 /// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;

@@ -68,6 +68,7 @@ fn act(arguments: Arguments) -> Result<Ending, Failure> {
         Action::Publish(arguments) => control::ports::publish(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
+        Action::Flows(arguments) => show::flows::flows(&arguments),
         Action::Doctor(arguments) => doctor::doctor(&arguments),
         Action::Completions(arguments) => write_completions(arguments.shell),
         Action::Man(arguments) => write_manual(&arguments.folder),

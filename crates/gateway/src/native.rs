@@ -15,8 +15,8 @@
 //! - getsockname(2) and getpeername(2) on a native socket: the addresses that the program would see
 //!   with its interface.
 //!
-//! A table has a record of each open native connection. The gateway asks for counters and
-//! lists by a [`Link`].
+//! A table has a record of each open native connection. The gateway asks for counters, for lists,
+//! and for the end of a connection by a [`Link`].
 //!
 //! docs/theory/native.md argues why this is safe. Limits: [`WAITING_MAX`], and flows of the
 //! configuration.
@@ -26,7 +26,7 @@ mod link;
 mod table;
 
 pub use link::Link;
-pub use table::NativeCounters;
+pub use table::{Ended, NativeCounters};
 
 use crate::config::Config;
 use crate::flows::{NativeRoutes, allow_many_files};

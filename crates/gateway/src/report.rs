@@ -290,6 +290,9 @@ impl Report {
             "native            {open} now, {begun} in all, {refused} refused; {bytes_out} bytes \
              out, {bytes_in} bytes in past the interface"
         )?;
+        if native.ended > 0 {
+            writeln!(f, "native ended      {} on request", native.ended)?;
+        }
         for (why, count) in native.interface().filter(|(_, count)| *count > 0) {
             writeln!(f, "not native        {why} {count}")?;
         }

@@ -18,6 +18,7 @@ pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
 pub(crate) use engines::{Engine, EnginesAction, EnginesArguments};
+pub(crate) use flows::FlowsArguments;
 pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use native::NativeArguments;
@@ -31,6 +32,7 @@ mod attach;
 mod capture;
 mod doctor;
 mod engines;
+mod flows;
 mod link;
 mod machine;
 mod native;
@@ -60,6 +62,7 @@ pub(crate) enum Action {
     Publish(PublishArguments),
     Capture(CaptureArguments),
     Stats(StatsArguments),
+    Flows(FlowsArguments),
     Top(TopArguments),
     As(AsArguments),
     Engines(EnginesArguments),

@@ -3,7 +3,8 @@
 //! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
 //! answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
-//! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
+//! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`]. `DELETE` of
+//! [`FLOWS`] ends a native flow.
 
 use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
@@ -90,6 +91,7 @@ pub(crate) fn answer_gateway(
                 _ => serving.flows(worker, query),
             })
         }
+        ("DELETE", target) if flows::is_meant(target) => flows::end(target, native),
         ("GET", PUBLISHED) => {
             Response::json(200, &published::list(serving.published().into_iter()))
         }

@@ -65,6 +65,7 @@ pub(crate) fn object(report: &Report) -> Value {
             "flows": native.open,
             "begun": native.begun,
             "refused": native.refused,
+            "ended": native.ended,
             "bytes_out": native.bytes_out,
             "bytes_in": native.bytes_in,
             "interface": named(&mut native.interface()),

@@ -98,6 +98,8 @@ fn native(out: &mut String, counters: &NativeCounters) {
     let mut connections = Family::counter(out, "towpath_native_connections", help);
     connections.add("result=\"refused\"", counters.refused);
     connections.add("result=\"taken\"", counters.begun);
+    let help = "Native connections that were ended on request.";
+    Family::counter(out, "towpath_native_ended", help).add("", counters.ended);
     let help = "Connections that took the interface instead of a native socket, by reason.";
     let mut kept = Family::counter(out, "towpath_native_interface", help);
     for (reason, count) in counters.interface() {

@@ -4,7 +4,7 @@
 //! its own, which its answer repeats, so that a late answer is not taken for that to another
 //! question.
 
-use super::table::{NativeCounters, Table, state_name};
+use super::table::{Ended, NativeCounters, Table, state_name};
 use crate::flows::{FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -21,10 +21,11 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How long it waits at the end, when nothing moves any more.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Words of a question: its number, its kind, and a [`FlowQuery`].
+/// Words of a question: its number, its kind, and a [`FlowQuery`] or the ID of a flow.
 const QUESTION_WORDS: usize = 5;
 const COUNTERS: u64 = 0;
 const FLOWS: u64 = 1;
+const END: u64 = 2;
 /// Words of a flow in a page.
 const FLOW_WORDS: usize = 14;
 /// Words of an answer in front of the flows: its number, visited flows, and the next page.
@@ -88,11 +89,18 @@ impl Link {
         Some(FlowPage { flows, visited: visited as usize, next: (next != NONE).then_some(next) })
     }
 
+    /// Ends the flow with this [ID](ListedFlow::id) by a reset, whichever process has its socket;
+    /// `None` if the supervisor is busy, which may end it later.
+    pub fn end(&mut self, (index, generation): (u32, u32)) -> Option<Ended> {
+        let numbers = self.ask([END, index.into(), generation.into(), 0], PATIENCE)?;
+        Ended::of(*numbers.get(1)?)
+    }
+
     /// Asks a question and waits for its answer.
     fn ask(&mut self, question: [u64; 4], patience: Duration) -> Option<Vec<u64>> {
         self.asked += 1;
-        let [kind, from, most, moved_min] = question;
-        let words = [self.asked, kind, from, most, moved_min];
+        let [kind, first, second, third] = question;
+        let words = [self.asked, kind, first, second, third];
         send(&self.channel, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
         loop {
             // The answer to an earlier question may come first. Few of these can be on the way, so
@@ -117,16 +125,28 @@ impl AsFd for Link {
 #[derive(Debug)]
 pub(super) struct Question {
     number: u64,
-    kind: u64,
-    query: FlowQuery,
+    asked: Asked,
+}
+
+/// What it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Counters,
+    Flows(FlowQuery),
+    /// The end of the flow with this ID.
+    End((u32, u32)),
 }
 
 /// Receives a question; `None` if the gateway has gone.
 pub(super) fn receive(link: BorrowedFd<'_>) -> Option<Question> {
     let words = receive_words(link).ok()?;
-    let [number, kind, from, most, moved_min] = *words.first_chunk::<QUESTION_WORDS>()?;
-    let query = FlowQuery { from, most: most as usize, moved_min };
-    Some(Question { number, kind, query })
+    let [number, kind, first, second, third] = *words.first_chunk::<QUESTION_WORDS>()?;
+    let asked = match kind {
+        FLOWS => Asked::Flows(FlowQuery { from: first, most: second as usize, moved_min: third }),
+        END => Asked::End((first as u32, second as u32)),
+        _ => Asked::Counters,
+    };
+    Some(Question { number, asked })
 }
 
 /// Answers a question; returns false if the gateway has gone.
@@ -138,12 +158,14 @@ pub(super) fn answer(
     now: Instant,
 ) -> bool {
     let mut words = vec![question.number];
-    if question.kind == FLOWS {
-        let page = table.page(&question.query, diag, now);
-        words.extend([page.visited as u64, page.next.unwrap_or(NONE)]);
-        words.extend(page.flows.iter().flat_map(words_of));
-    } else {
-        words.extend(table.counters(diag).numbers());
+    match question.asked {
+        Asked::Counters => words.extend(table.counters(diag).numbers()),
+        Asked::Flows(query) => {
+            let page = table.page(&query, diag, now);
+            words.extend([page.visited as u64, page.next.unwrap_or(NONE)]);
+            words.extend(page.flows.iter().flat_map(words_of));
+        }
+        Asked::End(id) => words.push(table.reset(id, diag).number()),
     }
     match send(link, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         // A gateway that does not read gets no more answers.
@@ -268,7 +290,7 @@ mod tests {
         send(&theirs, &bytes(&right), SendFlags::empty()).unwrap();
         assert_eq!(link.counters(), expected);
         let question = receive(theirs.as_fd()).unwrap();
-        assert_eq!((question.number, question.kind), (1, COUNTERS));
+        assert_eq!((question.number, question.asked), (1, Asked::Counters));
         drop(theirs);
         assert_eq!(link.counters(), expected, "the last known ones");
         assert!(link.flows(&FlowQuery { from: 0, most: 1, moved_min: 0 }).is_none());

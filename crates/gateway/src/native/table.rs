@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_io::native::diag::{Carried, Diag};
+use towpath_io::native::{holders, socket};
 use towpath_net::slab::{Key, Slab};
 use towpath_net::time::Instant;
 
@@ -45,6 +46,8 @@ pub struct NativeCounters {
     pub begun: u64,
     /// Connections that the host refused or could not make, before the program got the socket.
     pub refused: u64,
+    /// Connections that were ended on request ([`Link::end`](super::Link::end)).
+    pub ended: u64,
     /// Open connections.
     pub open: u64,
     /// Payload bytes from the program to the host.
@@ -57,7 +60,7 @@ pub struct NativeCounters {
 
 impl NativeCounters {
     /// The number of numbers.
-    pub(super) const LEN: usize = 5 + Kept::COUNT;
+    pub(super) const LEN: usize = 6 + Kept::COUNT;
 
     /// Connections that took the interface, by reason.
     pub fn interface(&self) -> impl Iterator<Item = (&'static str, u64)> {
@@ -66,17 +69,41 @@ impl NativeCounters {
 
     /// Returns all numbers.
     pub(super) fn numbers(&self) -> [u64; Self::LEN] {
-        let Self { begun, refused, open, bytes_out, bytes_in, kept } = *self;
+        let Self { begun, refused, ended, open, bytes_out, bytes_in, kept } = *self;
         let mut numbers = [0; Self::LEN];
-        numbers[..5].copy_from_slice(&[begun, refused, open, bytes_out, bytes_in]);
-        numbers[5..].copy_from_slice(&kept);
+        let (first, last) = numbers.split_at_mut(Self::LEN - Kept::COUNT);
+        first.copy_from_slice(&[begun, refused, ended, open, bytes_out, bytes_in]);
+        last.copy_from_slice(&kept);
         numbers
     }
 
     /// The counters with these numbers.
     pub(super) fn of(numbers: [u64; Self::LEN]) -> Self {
-        let [begun, refused, open, bytes_out, bytes_in, kept @ ..] = numbers;
-        Self { begun, refused, open, bytes_out, bytes_in, kept }
+        let [begun, refused, ended, open, bytes_out, bytes_in, kept @ ..] = numbers;
+        Self { begun, refused, ended, open, bytes_out, bytes_in, kept }
+    }
+}
+
+/// What became of a request to end a native flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its connection was reset.
+    Reset,
+    /// There is no such flow any more.
+    Gone,
+    /// No process has a descriptor of its socket: it is on its way between two of them.
+    Hidden,
+}
+
+impl Ended {
+    const ALL: [Self; 3] = [Self::Reset, Self::Gone, Self::Hidden];
+
+    pub(super) fn number(self) -> u64 {
+        self as u64
+    }
+
+    pub(super) fn of(number: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|ended| ended.number() == number)
     }
 }
 
@@ -201,6 +228,26 @@ impl Table {
         self.flows.remove(key);
     }
 
+    /// Resets the connection of a flow, whichever process has its socket. It stays listed until the
+    /// program closes the socket.
+    pub(super) fn reset(&mut self, (index, generation): (u32, u32), diag: &mut Diag) -> Ended {
+        let Some(flow) = self.flows.get_mut(Key { index, generation }) else { return Ended::Gone };
+        let [local, peer] = flow.outside;
+        let Ok(carried) = diag.ask(flow.cookie, local, peer) else {
+            flow.has_gone = true;
+            return Ended::Gone;
+        };
+        let found = holders::find(carried.inode, carried.cookie);
+        if found.is_none_or(|socket| socket::reset(&socket).is_err()) {
+            return Ended::Hidden;
+        }
+        // Afterwards the kernel does not know them any more.
+        count(&mut self.counters, flow, &carried);
+        flow.has_gone = true;
+        self.counters.ended += 1;
+        Ended::Reset
+    }
+
     /// Asks the kernel for a flow, if there is one at this index. A socket that is closed on the
     /// network is not found while the program still has it.
     fn visit(&mut self, index: u32, diag: &mut Diag) {
@@ -293,6 +340,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
 
     fn at(text: &str) -> SocketAddr {
         text.parse().expect("an address")
@@ -309,7 +357,7 @@ mod tests {
         let mut table = Table::new(4);
         table.begin(flow(7));
         assert!(table.collect(7) && !table.collect(7) && !table.collect(8));
-        let ended = |cookie| Carried { cookie, bytes_out: 10, bytes_in: 20, state: 7 };
+        let ended = |cookie| Carried { cookie, bytes_out: 10, bytes_in: 20, state: 7, inode: 0 };
         for cookie in [8, 7, 7] {
             table.end(&ended(cookie));
         }
@@ -330,6 +378,32 @@ mod tests {
         assert_eq!(page.flows[0].age, Duration::from_secs(1));
         assert!(!table.is_full(&mut diag, Instant::START));
         assert_eq!(table.counters(&mut diag).open, 0);
+    }
+
+    /// Goal: a flow is ended by its ID, once, and its bytes stay counted; the ID of another one ends
+    /// nothing.
+    #[test]
+    fn a_flow_is_ended() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut accepted = listener.accept().unwrap().0;
+        own.write_all(&[1; 100]).unwrap();
+        accepted.read_exact(&mut [0; 100]).unwrap();
+        let cookie = rustix::net::sockopt::socket_cookie(&own).unwrap();
+        let outside = [own.local_addr().unwrap(), own.peer_addr().unwrap()];
+        let mut diag = Diag::open().unwrap();
+        let mut table = Table::new(4);
+        table.begin(Flow::new(cookie, outside, outside, Instant::START));
+        assert_eq!(table.reset((1, 0), &mut diag), Ended::Gone);
+        let query = FlowQuery { from: 0, most: 9, moved_min: 0 };
+        let id = table.page(&query, &mut diag, Instant::START).flows[0].id;
+        assert_eq!(table.reset(id, &mut diag), Ended::Reset);
+        let error = accepted.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(table.reset(id, &mut diag), Ended::Gone);
+        let NativeCounters { ended, open, bytes_out, .. } = table.counters(&mut diag);
+        assert_eq!((ended, open, bytes_out), (1, 1, 100));
+        assert_eq!(Ended::ALL.map(|ended| Ended::of(ended.number())), Ended::ALL.map(Some));
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub struct Carried {
     pub bytes_in: u64,
     /// State of the connection (net/tcp_states.h).
     pub state: u8,
+    /// The inode of the socket; 0 if no process has it open.
+    pub inode: u32,
 }
 
 /// Asks the kernel, and receives reports of sockets that have ended.
@@ -139,7 +141,7 @@ fn parse(message: &[u8]) -> Option<Result<Carried, Errno>> {
     if kind != SOCK_DIAG_BY_FAMILY {
         return None;
     }
-    let [state, cookie_at] = [HEADER_BYTES + 1, HEADER_BYTES + 44];
+    let [state, cookie_at, inode] = [HEADER_BYTES + 1, HEADER_BYTES + 44, HEADER_BYTES + 68];
     let cookie = u64::from(word(cookie_at)?) | u64::from(word(cookie_at + 4)?) << 32;
     let mut attributes = message.get(HEADER_BYTES + 72..)?;
     while let Some(length) = attributes.first_chunk() {
@@ -154,6 +156,7 @@ fn parse(message: &[u8]) -> Option<Result<Carried, Errno>> {
                 bytes_out: sent.saturating_sub(again),
                 bytes_in: received,
                 state: *message.get(state)?,
+                inode: word(inode)?,
             }));
         }
         attributes = attributes.get(length.next_multiple_of(4)..)?;
@@ -197,6 +200,8 @@ mod tests {
         let [local, peer] = [stream.local_addr().unwrap(), stream.peer_addr().unwrap()];
         let open = diag.ask(cookie, local, peer).unwrap();
         assert_eq!((open.cookie, open.bytes_out, open.bytes_in), (cookie, 1000, 70));
+        let inode = rustix::fs::fstat(&stream).unwrap().st_ino;
+        assert_eq!(u64::from(open.inode), inode);
         assert!(diag.ask(cookie + 1, local, peer).is_err(), "another socket's addresses");
         drop(accepted);
         stream.read_exact(&mut [0]).unwrap_err();

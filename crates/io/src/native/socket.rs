@@ -232,6 +232,15 @@ pub fn connect(socket: &OwnedFd, to: Option<SocketAddr>) -> Result<(), Errno> {
     result
 }
 
+/// Ends the connection of a TCP socket at once, whoever has it: the peer gets a reset, bytes that
+/// wait are lost, and calls of the holders fail. The socket has no peer then.
+///
+/// # Errors
+/// Those of connect(2).
+pub fn reset(socket: &OwnedFd) -> Result<(), Errno> {
+    rustix::net::connect_unspec(socket)
+}
+
 /// Returns the family of an internet socket.
 ///
 /// # Errors
@@ -351,6 +360,22 @@ mod tests {
         assert_eq!(sockets.origin(&datagrams), Origin::Other);
         let unix = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         assert_eq!(sockets.origin(&unix), Origin::Other);
+    }
+
+    /// Goal: a reset shows on both sides, and leaves the socket without a peer.
+    #[test]
+    fn connections_are_reset() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let copy = OwnedFd::from(own.try_clone().unwrap());
+        reset(&copy).unwrap();
+        for mut side in [&own, &accepted] {
+            let error = std::io::Read::read(&mut side, &mut [0]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        assert_eq!(state(&copy), Ok(State::Closed));
+        assert_eq!(peer(&copy), Err(Errno::NOTCONN));
     }
 
     /// Goal: a blocking socket is connected without a wait, stays blocking, and can be freed.

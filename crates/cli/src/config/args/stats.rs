@@ -24,10 +24,10 @@ use crate::exit;
 /// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
 /// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
 /// `bytes_out` and `bytes_in` of all of them. `native`, with --native: connections whose socket is
-/// one of the host, which no other counter includes: `flows` (open), `begun`, `refused`,
-/// `bytes_out`, `bytes_in`, and `interface`: connections that took the interface, by reason.
-/// `packets`: `from_program`, `to_program`,
-/// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
+/// one of the host, which no other counter includes: `flows` (open), `begun`,
+/// `refused`, `ended` (by `towpath flows --end`), `bytes_out`, `bytes_in`, and `interface`:
+/// connections that took the interface, by reason. `packets`: `from_program`, `to_program`, the super-packets among them, and
+/// `retransmitted`. `taken`: packets and frames of memory in use.
 /// `dropped`: by reason. `workers`, with several workers: these counters for each,
 /// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in
 /// the address table of the switch), and `ports`: for each, packets, bytes and drops. Later

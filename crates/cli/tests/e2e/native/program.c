@@ -317,6 +317,52 @@ static void many(void) {
     printf("made %d\n", count);
 }
 
+/* Its connection is ended while it waits, and while a child has the socket as well. */
+static void ended(void) {
+    int fd = connected();
+    char byte;
+    echo(fd);
+    pid_t child = fork();
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    puts("open");
+    fflush(stdout);
+    CHECK(recv(fd, &byte, 1, 0) == -1 && (errno == ECONNRESET || errno == EPIPE));
+    struct sockaddr_in peer;
+    socklen_t length = sizeof peer;
+    CHECK(getpeername(fd, (struct sockaddr *)&peer, &length) == -1 && errno == ENOTCONN);
+    CHECK(join(fd, &server, sizeof server) == -1);
+    CHECK(listen(fd, 1) == -1 && errno == EINVAL);
+    kill(child, SIGKILL);
+    echo(connected());
+    puts("anew");
+}
+
+/* No process has its socket open: it is on its way through a Unix socket. */
+static void hidden(void) {
+    int fd = connected(), pair[2];
+    char byte = 0, control[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control,
+    };
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    CHECK(sendmsg(pair[0], &message, 0) == 1 && close(fd) == 0);
+    puts("hidden");
+    fflush(stdout);
+    CHECK(read(0, &byte, 1) >= 0);
+    CHECK(recvmsg(pair[1], &message, 0) == 1);
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    echo(fd);
+}
+
 int main(int arguments, char **words) {
     static const struct {
         const char *name;
@@ -326,6 +372,7 @@ int main(int arguments, char **words) {
         {"dup_before", dup_before}, {"options", options},       {"refused", refused},
         {"listeners", listeners}, {"rewrite", rewrite},         {"swap", swap},
         {"closing", closing},     {"interrupted", interrupted}, {"many", many},
+        {"ended", ended},         {"hidden", hidden},
     };
     CHECK(arguments >= 4);
     server = at(words[2], atoi(words[3]));

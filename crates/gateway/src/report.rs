@@ -290,6 +290,9 @@ impl Report {
             "native            {open} now, {begun} in all, {refused} refused; {bytes_out} bytes \
              out, {bytes_in} bytes in past the interface"
         )?;
+        if native.listeners > 0 {
+            writeln!(f, "native            {} listeners", native.listeners)?;
+        }
         if native.ended > 0 {
             writeln!(f, "native ended      {} on request", native.ended)?;
         }

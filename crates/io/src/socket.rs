@@ -65,7 +65,11 @@ fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Resu
 }
 
 /// Binds to an address and, if one is named, to an interface.
-fn bind_as_is(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Result<()> {
+pub(crate) fn bind_as_is(
+    fd: &OwnedFd,
+    address: &SocketAddr,
+    interface: Option<&str>,
+) -> io::Result<()> {
     if let Some(name) = interface {
         if name.is_empty() || name.len() > INTERFACE_NAME_MAX {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -63,6 +63,7 @@ pub(crate) fn object(report: &Report) -> Value {
     if let Some(native) = &report.native {
         object["native"] = json!({
             "flows": native.open,
+            "listeners": native.listeners,
             "begun": native.begun,
             "refused": native.refused,
             "ended": native.ended,

@@ -94,6 +94,8 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
 fn native(out: &mut String, counters: &NativeCounters) {
     let help = "Open connections over native sockets.";
     Family::gauge(out, "towpath_native_flows", help).add("", counters.open);
+    let help = "Open native listeners.";
+    Family::gauge(out, "towpath_native_listeners", help).add("", counters.listeners);
     let help = "Connections for native sockets, by result.";
     let mut connections = Family::counter(out, "towpath_native_connections", help);
     connections.add("result=\"refused\"", counters.refused);

@@ -16,7 +16,7 @@ use towpath_gateway::config::Config;
 use towpath_gateway::flows::{
     JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, allow_many_files,
 };
-use towpath_gateway::native::Link;
+use towpath_gateway::native::{Link, Request};
 use towpath_gateway::publish::{HostPort, Protocol, Publish, PublishId, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
@@ -231,6 +231,7 @@ impl Gateway {
             ));
             self.ports = None;
         }
+        self.answer_native();
         self.leave_own();
     }
 
@@ -257,6 +258,33 @@ impl Gateway {
                 "the process that --native needs has ended: CMD cannot connect or listen any more; \
                  start it again",
             );
+        }
+        self.answer_native();
+    }
+
+    /// Does what the process of native sockets has asked for, and tells it which ports are not
+    /// published any more.
+    fn answer_native(&mut self) {
+        let Some(native) = &mut self.native else { return };
+        for port in self.workers.take_revoked() {
+            native.stop(port);
+        }
+        while let Some(request) = native.next_request() {
+            match request {
+                Request::Listen(wanted) => {
+                    let (port, backlog) = (wanted.port, wanted.backlog);
+                    let at = self.workers.listen_natively(&wanted.socket, port, backlog);
+                    native.answer_listen(&wanted, at);
+                }
+                Request::Ended(port) => {
+                    if !self.workers.native_ended(port) {
+                        self.messages.notice(
+                            "a published port is lost, as another program of the host listens there \
+                             (see 'ss -lnp'); publish another one",
+                        );
+                    }
+                }
+            }
         }
     }
 
@@ -348,6 +376,7 @@ impl Gateway {
             self.messages.notice(format_args!("the control socket failed and is closed: {error}"));
             self.control = None;
         }
+        self.answer_native();
         self.leave_own();
     }
 

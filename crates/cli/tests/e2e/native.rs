@@ -1,5 +1,7 @@
 //! `towpath run --native`: what is replaced, what is not, and that a hostile program gains nothing.
 
+mod listening;
+
 use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, TcpListener};
@@ -44,6 +46,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests.push(Test::new("native_counters", &[], counters));
     tests.push(Test::new("native_ended", &["gcc"], ended));
     tests.push(Test::new("native_hidden", &["gcc"], hidden));
+    tests.extend(listening::tests());
     tests.into_iter().map(|test| test.unless(unsupported)).collect()
 }
 

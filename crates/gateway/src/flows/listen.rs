@@ -8,8 +8,10 @@
 //! is looked up for each new connection, as its address may change.
 
 mod error;
+mod native;
 
 pub use error::StartError;
+pub use native::NativeListen;
 
 use super::accepted::Accepted;
 use super::route::Routes;
@@ -55,6 +57,8 @@ struct Published {
     udp: Vec<Slot>,
     /// The current transaction has unpublished it.
     is_leaving: bool,
+    /// Sockets of the program that listen in the place of its own; see [`native`].
+    native: usize,
 }
 
 /// All published ports. Those of UDP are flows that never expire.
@@ -73,6 +77,8 @@ pub(super) struct Listeners {
     ready: VecDeque<Slot>,
     /// Connections that another worker has accepted for this one.
     handed_over: VecDeque<Accepted>,
+    /// Ports that have been unpublished or redirected while the program listened there itself.
+    revoked: Vec<PublishId>,
 }
 
 impl Listeners {
@@ -86,6 +92,7 @@ impl Listeners {
             paused_until: None,
             ready: VecDeque::new(),
             handed_over: VecDeque::new(),
+            revoked: Vec::new(),
         }
     }
 
@@ -184,13 +191,19 @@ impl Gateway {
             let old = leaving.ok_or(StartError::Twice(host_port))?;
             old.is_leaving = false;
             old.udp.iter().for_each(|flow| self.udp.look_again(*flow));
-            return Ok(Some(std::mem::replace(&mut old.publish, publish.clone())));
+            let before = std::mem::replace(&mut old.publish, publish.clone());
+            let leads_to = |publish: &Publish| (publish.target.clone(), publish.program_port);
+            if old.native > 0 && leads_to(&before) != leads_to(publish) {
+                self.listeners.revoked.push(old.id);
+            }
+            return Ok(Some(before));
         }
         self.check_descriptors(sockets(publish, &self.routes))?;
         let (tcp, udp) = (Vec::new(), Vec::new());
         self.listeners.ids += 1;
         let id = PublishId(self.listeners.ids);
-        let entry = Published { publish: publish.clone(), id, tcp, udp, is_leaving: false };
+        let entry =
+            Published { publish: publish.clone(), id, tcp, udp, is_leaving: false, native: 0 };
         let slot = self.listeners.published.insert(entry);
         self.listeners.by_port.insert(host_port, slot);
         let refused = self.bind_all(slot, publish, reactor);
@@ -349,6 +362,9 @@ impl Gateway {
     fn close(&mut self, slot: Slot, reactor: &Reactor) {
         let Some(published) = self.listeners.published.remove(slot) else { return };
         self.listeners.by_port.remove(&published.publish.host_port());
+        if published.native > 0 {
+            self.listeners.revoked.push(published.id);
+        }
         for listener in published.tcp {
             if let Some(listener) = self.listeners.tcp.remove(listener) {
                 // Closing it does the same.

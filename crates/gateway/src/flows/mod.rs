@@ -72,7 +72,7 @@ pub(crate) use changes::UndoPort;
 pub use joined::{JoinId, JoinedListener};
 pub use joined_udp::{JoinedDatagrams, JoinedDatagramsId};
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
-pub use listen::{StartError, allow_many_files, allow_ports};
+pub use listen::{NativeListen, StartError, allow_many_files, allow_ports};
 pub use native::NativeRoutes;
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;

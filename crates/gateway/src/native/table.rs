@@ -42,7 +42,7 @@ impl Kept {
 /// Counters of native connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NativeCounters {
-    /// Connections whose socket the program got.
+    /// Connections whose socket the program got, and those of its listeners.
     pub begun: u64,
     /// Connections that the host refused or could not make, before the program got the socket.
     pub refused: u64,
@@ -50,6 +50,8 @@ pub struct NativeCounters {
     pub ended: u64,
     /// Open connections.
     pub open: u64,
+    /// Open listeners of the program at published ports.
+    pub listeners: u64,
     /// Payload bytes from the program to the host.
     pub bytes_out: u64,
     /// Payload bytes from the host to the program; the peer's FIN counts as a byte.
@@ -60,7 +62,7 @@ pub struct NativeCounters {
 
 impl NativeCounters {
     /// The number of numbers.
-    pub(super) const LEN: usize = 6 + Kept::COUNT;
+    pub(super) const LEN: usize = 7 + Kept::COUNT;
 
     /// Connections that took the interface, by reason.
     pub fn interface(&self) -> impl Iterator<Item = (&'static str, u64)> {
@@ -69,18 +71,18 @@ impl NativeCounters {
 
     /// Returns all numbers.
     pub(super) fn numbers(&self) -> [u64; Self::LEN] {
-        let Self { begun, refused, ended, open, bytes_out, bytes_in, kept } = *self;
+        let Self { begun, refused, ended, open, listeners, bytes_out, bytes_in, kept } = *self;
         let mut numbers = [0; Self::LEN];
         let (first, last) = numbers.split_at_mut(Self::LEN - Kept::COUNT);
-        first.copy_from_slice(&[begun, refused, ended, open, bytes_out, bytes_in]);
+        first.copy_from_slice(&[begun, refused, ended, open, listeners, bytes_out, bytes_in]);
         last.copy_from_slice(&kept);
         numbers
     }
 
     /// The counters with these numbers.
     pub(super) fn of(numbers: [u64; Self::LEN]) -> Self {
-        let [begun, refused, ended, open, bytes_out, bytes_in, kept @ ..] = numbers;
-        Self { begun, refused, ended, open, bytes_out, bytes_in, kept }
+        let [begun, refused, ended, open, listeners, bytes_out, bytes_in, kept @ ..] = numbers;
+        Self { begun, refused, ended, open, listeners, bytes_out, bytes_in, kept }
     }
 }
 
@@ -123,6 +125,8 @@ pub(super) struct Flow {
     is_collected: bool,
     /// The kernel did not find it any more.
     has_gone: bool,
+    /// The host began it.
+    is_inbound: bool,
     /// What the last list has shown.
     listed: ([u64; 2], Instant),
 }
@@ -143,8 +147,20 @@ impl Flow {
             state: 0,
             is_collected: false,
             has_gone: false,
+            is_inbound: false,
             listed: ([0; 2], begun),
         }
+    }
+
+    /// A connection that a listener of the program has accepted, or will.
+    pub(super) fn inbound(
+        cookie: u64,
+        outside: [SocketAddr; 2],
+        inside: [SocketAddr; 2],
+        begun: Instant,
+    ) -> Self {
+        let flow = Self::new(cookie, outside, inside, begun);
+        Self { is_inbound: true, is_collected: true, ..flow }
     }
 }
 
@@ -178,9 +194,7 @@ impl Table {
     /// Returns true if there is no room. Flows that the kernel does not find make room, at
     /// intervals.
     pub(super) fn is_full(&mut self, diag: &mut Diag, now: Instant) -> bool {
-        if self.by_cookie.len() >= self.flows_max
-            && self.swept.is_none_or(|swept| now.since(swept) >= SWEEP_INTERVAL)
-        {
+        if self.is_at_limit() && self.swept.is_none_or(|swept| now.since(swept) >= SWEEP_INTERVAL) {
             self.swept = Some(now);
             (0..self.flows.places_len() as u32).for_each(|index| self.visit(index, diag));
             let gone = self.flows.iter().filter(|(_, flow)| flow.has_gone);
@@ -190,7 +204,7 @@ impl Table {
                 self.flows.remove(key);
             }
         }
-        self.by_cookie.len() >= self.flows_max
+        self.is_at_limit()
     }
 
     pub(super) fn begin(&mut self, flow: Flow) {
@@ -219,13 +233,31 @@ impl Table {
         self.by_cookie.contains_key(&cookie)
     }
 
-    /// A socket of the host has ended; most are of other programs.
-    pub(super) fn end(&mut self, ended: &Carried) {
-        let Some(key) = self.by_cookie.remove(&ended.cookie) else { return };
+    /// Returns the addresses that the program sees of a native socket: its own and the peer's.
+    pub(super) fn names(&self, cookie: u64) -> Option<[SocketAddr; 2]> {
+        let flow = self.by_cookie.get(&cookie).and_then(|key| self.flows.get(*key))?;
+        Some(flow.inside)
+    }
+
+    /// Returns true if there is no room now.
+    pub(super) fn is_at_limit(&self) -> bool {
+        self.by_cookie.len() >= self.flows_max
+    }
+
+    /// A connection has begun and ended that was not known.
+    pub(super) fn passed(&mut self, ended: &Carried) {
+        self.counters.begun += 1;
+        self.counters.bytes_out += ended.bytes_out;
+        self.counters.bytes_in += ended.bytes_in;
+    }
+
+    /// A socket of the host has ended; most are of other programs, and it returns false.
+    pub(super) fn end(&mut self, ended: &Carried) -> bool {
+        let Some(key) = self.by_cookie.remove(&ended.cookie) else { return false };
         if let Some(flow) = self.flows.get_mut(key) {
             count(&mut self.counters, flow, ended);
         }
-        self.flows.remove(key);
+        self.flows.remove(key).is_some()
     }
 
     /// Resets the connection of a flow, whichever process has its socket. It stays listed until the
@@ -258,6 +290,11 @@ impl Table {
             Ok(carried) => count(&mut self.counters, flow, &carried),
             Err(_) => flow.has_gone = true,
         }
+    }
+
+    /// Sets the number of open listeners.
+    pub(super) fn listen(&mut self, listeners: usize) {
+        self.counters.listeners = listeners as u64;
     }
 
     /// Returns the counters. They include the bytes of open flows as of their last visit; some are
@@ -312,7 +349,7 @@ fn describe(key: Key, flow: &mut Flow, now: Instant) -> ListedFlow {
         id: (key.index, key.generation),
         program,
         peer: Some(peer),
-        is_inbound: false,
+        is_inbound: flow.is_inbound,
         state: if flow.has_gone { "closing" } else { state_name(flow.state) },
         age: now.since(flow.begun),
         bytes_out,
@@ -357,7 +394,9 @@ mod tests {
         let mut table = Table::new(4);
         table.begin(flow(7));
         assert!(table.collect(7) && !table.collect(7) && !table.collect(8));
-        let ended = |cookie| Carried { cookie, bytes_out: 10, bytes_in: 20, state: 7, inode: 0 };
+        let ends = [at("192.0.2.1:4000"), at("192.0.2.2:80")];
+        let ended =
+            |cookie| Carried { cookie, bytes_out: 10, bytes_in: 20, state: 7, inode: 0, ends };
         for cookie in [8, 7, 7] {
             table.end(&ended(cookie));
         }

@@ -246,6 +246,19 @@ impl TcpListener {
         Ok((TcpSocket { fd }, unmapped(peer.try_into()?)))
     }
 
+    /// Stops listening, but keeps the port. Connections that wait to be accepted are reset.
+    pub fn rest(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.fd, Shutdown::Read)?)
+    }
+
+    /// Listens again after [`rest`](Self::rest).
+    ///
+    /// # Errors
+    /// `AddrInUse` if another socket listens at the port by now.
+    pub fn resume(&self) -> io::Result<()> {
+        Ok(rustix::net::listen(&self.fd, BACKLOG)?)
+    }
+
     /// The address on which it listens, with the port if the kernel chose it.
     pub fn local(&self) -> io::Result<SocketAddr> {
         local(self.fd.as_fd())

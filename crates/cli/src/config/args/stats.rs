@@ -24,7 +24,7 @@ use crate::exit;
 /// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
 /// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
 /// `bytes_out` and `bytes_in` of all of them. `native`, with --native: connections whose socket is
-/// one of the host, which no other counter includes: `flows` (open), `begun`,
+/// one of the host, which no other counter includes: `flows` (open), `listeners`, `begun`,
 /// `refused`, `ended` (by `towpath flows --end`), `bytes_out`, `bytes_in`, and `interface`:
 /// connections that took the interface, by reason. `packets`: `from_program`, `to_program`, the super-packets among them, and
 /// `retransmitted`. `taken`: packets and frames of memory in use.

@@ -1,11 +1,12 @@
 //! The workers of an instance that serves one program.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use towpath_gateway::capture::Recording;
 use towpath_gateway::flows::{
-    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError,
+    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, NativeListen,
+    StartError,
 };
 use towpath_gateway::publish::{PortChange, Publish, PublishId};
 use towpath_gateway::report::Report;
@@ -65,6 +66,32 @@ impl Threads {
         match self {
             Self::One(worker) => worker.join_published(source),
             Self::Several(workers) => workers.join_published(source),
+        }
+    }
+
+    pub(super) fn listen_natively(
+        &mut self,
+        socket: &OwnedFd,
+        port: u16,
+        backlog: i32,
+    ) -> NativeListen {
+        match self {
+            Self::One(worker) => worker.listen_natively(socket, port, backlog),
+            Self::Several(workers) => workers.listen_natively(socket, port, backlog),
+        }
+    }
+
+    pub(super) fn native_ended(&mut self, id: PublishId) -> bool {
+        match self {
+            Self::One(worker) => worker.native_ended(id),
+            Self::Several(workers) => workers.native_ended(id),
+        }
+    }
+
+    pub(super) fn take_revoked(&mut self) -> Vec<PublishId> {
+        match self {
+            Self::One(worker) => worker.take_revoked(),
+            Self::Several(workers) => workers.take_revoked(),
         }
     }
 

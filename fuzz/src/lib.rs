@@ -23,6 +23,7 @@ pub mod config;
 pub mod control;
 pub mod dhcpv4;
 pub mod dhcpv6;
+pub mod egress;
 pub mod filter;
 pub mod fragment;
 pub mod frame;
@@ -48,6 +49,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("control", control::run),
     ("dhcpv4", dhcpv4::run),
     ("dhcpv6", dhcpv6::run),
+    ("egress", egress::run),
     ("filter", filter::run),
     ("fragment", fragment::run),
     ("frame", frame::run),

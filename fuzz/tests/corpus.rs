@@ -34,6 +34,11 @@ fn every_corpus_has_a_target() {
 }
 
 #[test]
+fn egress() {
+    replay("egress");
+}
+
+#[test]
 fn filter() {
     replay("filter");
 }

@@ -51,12 +51,13 @@ impl Case {
 /// Rounds of cases in which the kernel takes part.
 const ROUNDS_SWAYED: usize = 3;
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 24] = [
     Case::alone("tcp_packet", "plain,1448", 2000),
     Case::alone("tcp_copied_64KiB", "copy,65536", 500),
     Case::alone("tcp_lent_4KiB", "lend,4096", 1000),
     Case::alone("tcp_lent_64KiB", "lend,65536", 500),
     Case::alone("vm_to_vm_64B", "vm_64B", 4096),
+    Case::alone("vm_to_vm_64B_packed", "vm_64B_packed", 4096),
     Case::alone("vm_to_vm_segmented", "vm_to_vm_segmented", 200),
     Case::alone("vm_to_vm_64KiB", "vm_to_vm_whole", 500),
     Case::sockets("gateway_out_64KiB", "gateway_out", 2000),

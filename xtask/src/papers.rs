@@ -46,7 +46,7 @@ const RING: &str = "2016, ring";
 const SEND: &str = "2017, MSG_ZEROCOPY";
 const EVENTS: &str = "2006, events";
 
-const ROWS: [Row; 28] = [
+const ROWS: [Row; 46] = [
     times(SEGMENTS, "two guests", "1.24", ("vm", "vm_to_vm_segmented", "orphan")),
     times(SEGMENTS, "four guests", "more", ("vm", "vm_to_vm_segmented_4guests", "orphan")),
     times(SEGMENTS, "eight guests", "more", ("vm", "vm_to_vm_segmented_8guests", "orphan")),
@@ -63,9 +63,17 @@ const ROWS: [Row; 28] = [
     percent(SEND, "thread, 1 MiB, TAP", "8 %", ("zerocopy", "tap_process_1MiB", "copy")),
     percent(SEND, "all, 1 MiB, TAP", "61 %", ("zerocopy", "tap_system_1MiB", "copy")),
     times(SEND, "answers of 2 KiB, time", "less", ("events", "rpc_2KiB_cpu", "copy")),
+    times(SEND, "the same over TAP", "less", ("events", "tap_rpc_2KiB_cpu", "copy")),
     times(SEND, "answers of 98 KiB, time", "more", ("events", "rpc_98KiB_cpu", "copy")),
+    times(SEND, "the same over TAP", "more", ("events", "tap_rpc_98KiB_cpu", "copy")),
+    times(SEND, "summed before, time", "", ("events", "rpc_98KiB_summed_cpu", "copy")),
     times(SEND, "downloads per second", "1.07", ("events", "download_1MiB_10", "copy")),
     times(SEND, "and their time", "", ("events", "download_1MiB_10_cpu", "copy")),
+    times(SEND, "downloads over TAP", "1.07", ("events", "tap_download_1MiB_10", "copy")),
+    times(SEND, "and their time", "", ("events", "tap_download_1MiB_10_cpu", "copy")),
+    times(SEND, "summed before, per second", "less", ("events", "download_1MiB_10_summed", "copy")),
+    times(SEND, "parameter server, time", "1.08", ("events", "tensors_cpu", "copy")),
+    times(SEND, "the same over TAP", "1.08", ("events", "tap_tensors_cpu", "copy")),
     times(EVENTS, "receive, one socket", "1", ("events", "receive_1GiB_1", "calls")),
     times(EVENTS, "its thread's time", "2 to 6", ("events", "receive_1GiB_1_cpu_thread", "calls")),
     times(EVENTS, "receive, ten sockets", "1", ("events", "receive_1GiB_10", "calls")),
@@ -79,12 +87,47 @@ const ROWS: [Row; 28] = [
     ),
     times(EVENTS, "send, ten sockets", "1", ("events", "send_1GiB_10", "calls")),
     times(EVENTS, "send, kernel, ten", "1", ("events", "kernel_send_1GiB_10", "calls")),
+    times(EVENTS, "SEND_ZC, kernel, ten", "1", ("events", "kernel_send_lent_1GiB_10", "calls")),
     times(
         EVENTS,
         "requests, own connections",
         "1.46 to 1.64",
-        ("events", "kernel_http_connection_per_request_4KiB_100", "plain epoll"),
+        ("events", "kernel_http_connection_per_request", "plain epoll"),
     ),
+    times(
+        EVENTS,
+        "their time",
+        "",
+        ("events", "kernel_http_connection_per_request_cpu", "plain epoll"),
+    ),
+    times(
+        EVENTS,
+        "the same in process",
+        "",
+        ("events", "http_connection_per_request", "readiness"),
+    ),
+    times(
+        EVENTS,
+        "overload, answers",
+        "1.46 to 1.64",
+        ("events", "kernel_overload", "plain epoll"),
+    ),
+    times(EVENTS, "overload, errors", "7", ("events", "kernel_overload_errors", "plain epoll")),
+    times(EVENTS, "overload in process, answers", "", ("events", "overload", "readiness")),
+    times(
+        EVENTS,
+        "reads of 40 KiB, disk, time",
+        "",
+        ("events", "file_read_40KiB_depth_4_cpu", "pread"),
+    ),
+    times(
+        EVENTS,
+        "the same, past the cache",
+        "0 % of 5 %",
+        ("events", "file_read_40KiB_depth_4_direct_cpu", "pread"),
+    ),
+    times(EVENTS, "speed while captured", "", ("events", "capture_all", "no capture")),
+    times(EVENTS, "the same, of tcpdump", "", ("events", "capture_all", "tcpdump")),
 ];
 
 const fn times(
@@ -124,6 +167,7 @@ pub(crate) fn run() -> Result<(), String> {
     for (bench, options) in BENCHES {
         let of_bench = ROWS.iter().filter(|row| row.bench == bench);
         let mut cases: Vec<_> = of_bench.map(|row| row.case).collect();
+        cases.sort_unstable();
         cases.dedup();
         eprintln!("== {bench}: {}", cases.join(", "));
         measure(bench, &cases, options, &mut ratios)?;

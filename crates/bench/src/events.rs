@@ -18,9 +18,12 @@
 //!
 //! In process, the processor time is that of all threads, including the clients and both hosts.
 //!
+//! Own servers and clients show what happens when more is asked than can be done ([`overload`]).
+//!
 //! Two more benchmarks compare operations with blocking calls: bulk data over few sockets
 //! ([`transfer`]), and file reads at several depths ([`reads`]). Another compares answers that are
-//! lent with answers that are copied ([`answers`]).
+//! lent with answers that are copied ([`answers`]), and the last measures what a capture costs
+//! ([`capture`]).
 
 use std::path::Path;
 use std::time::Duration;
@@ -40,8 +43,10 @@ use reads::Reads;
 pub(super) use serve::Serving;
 
 mod answers;
+mod capture;
 mod http;
 pub(super) mod nginx;
+mod overload;
 mod plain_ring;
 mod points;
 mod reads;
@@ -52,7 +57,9 @@ pub(super) mod wrk;
 
 /// All cases, in the order of the report.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    points::all().chain(transfer::all()).chain(answers::all()).chain(reads::all())
+    let servers = points::all().chain(overload::all());
+    let moving = transfer::all().chain(answers::all()).chain(capture::all());
+    servers.chain(moving).chain(reads::all())
 }
 
 /// Cases that one run of a system measures together.
@@ -83,8 +90,10 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     let http = Http::new(&networks, scratch, &plan.selection)?;
     let reads = Reads::new(scratch, &plan.selection, plan.span)?;
     let mut groups = http.groups(&plan.selection);
+    groups.extend(overload::groups(&plan.selection));
     groups.extend(transfer::groups(&plan.selection));
-    groups.extend(answers::groups(&plan.selection));
+    groups.extend(answers::groups(&networks[1], &plan.selection));
+    groups.extend(capture::group(&networks[1], &plan.selection));
     groups.extend(reads.iter().flat_map(|reads| reads.groups(&plan.selection)));
     ensure!(!groups.is_empty(), "no case is left to measure");
     let mut series: Vec<Vec<Series>> = groups.iter().map(Group::bare).collect();

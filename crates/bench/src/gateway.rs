@@ -69,7 +69,7 @@ pub(super) fn measure(
     }
     let web = web::Server::start_for(&plan.selection, scratch)?;
     let series = bare_series(plan, &setups);
-    let mut bench = Bench { plan, kernel, series, web, failures: 0 };
+    let mut bench = Bench { plan, kernel, outside: &outside, series, web, failures: 0 };
     for round in 1..=plan.rounds {
         bench.round(round, &systems);
     }
@@ -82,8 +82,8 @@ pub(super) fn measure(
 fn installed(plan: &Plan) -> anyhow::Result<Vec<Setup>> {
     ensure!(find_program("ip").is_some(), "ip is not installed (package iproute2)");
     let uses_iperf = |probe: &Probe| {
-        use Kind::{Both, Bulk, Loopback, Published};
-        matches!(probe.kind, Bulk(_) | Loopback(_) | Published(_) | Both(_))
+        use Kind::{Both, Bulk, Loopback, Outside, Published};
+        matches!(probe.kind, Bulk(_) | Outside(_) | Loopback(_) | Published(_) | Both(_))
     };
     if probes::probes(&plan.selection).any(uses_iperf) {
         ensure!(find_program("iperf3").is_some(), "iperf3 is not installed (package iperf3)");
@@ -212,6 +212,7 @@ fn refuses_inside(port: u16) -> bool {
 struct Bench<'a> {
     plan: &'a Plan,
     kernel: &'a KernelThreads,
+    outside: &'a Network,
     series: Vec<Series>,
     /// `None` if it is not needed, or not installed.
     web: Option<web::Server>,
@@ -282,6 +283,7 @@ impl Bench<'_> {
             Kind::Ready => Ok(vec![live.ready.map(|ready| ready.as_secs_f64() * 1e3)]),
             Kind::Idle => unreachable!("all systems are idle at once"),
             Kind::Bulk(test) => self.bulk(test, live.target(test.ipv6), live),
+            Kind::Outside(test) => self.outside(test, live),
             Kind::Loopback(test) => self.bulk(test, live.joined.setup.loopback(), live),
             Kind::Published(test) => self.published(test, live.joined),
             Kind::Both(test) => {
@@ -345,6 +347,14 @@ impl Bench<'_> {
         let Some(target) = target else { return Ok(Vec::new()) };
         let network = live.joined.network;
         self.moving(&live.pids(), || iperf::run(network, target, test, self.plan.seconds))
+    }
+
+    /// Runs iperf3 with its server in the network outside.
+    fn outside(&self, test: Test, live: &Live<'_>) -> anyhow::Result<Figures> {
+        let Joined { setup, network, .. } = live.joined;
+        let Some(target) = setup.outside(test.ipv6) else { return Ok(Vec::new()) };
+        let run = || iperf::run_between(self.outside, network, target, test, self.plan.seconds);
+        self.moving(&live.pids(), run)
     }
 
     /// Runs iperf3 through a published port of a separate gateway.

@@ -70,6 +70,20 @@ pub(super) fn run(
     finish(client, server, test, seconds)
 }
 
+/// Runs the test against a server in another network.
+pub(super) fn run_between(
+    server: &Network,
+    program: &Network,
+    target: IpAddr,
+    test: Test,
+    seconds: u32,
+) -> anyhow::Result<Moved> {
+    let server = server.inside(serve)?;
+    let mut client = client(SocketAddr::new(target, IPERF_PORT), test, seconds);
+    let client = program.inside(|| Running::start_piped(&mut client))?;
+    finish(client, server, test, seconds)
+}
+
 /// Runs the test against a server in the program's network, through `port` of the host's loopback.
 pub(super) fn run_published(
     program: &Network,

@@ -91,9 +91,11 @@ mod zerocopy;
 ///
 /// `events` asks the HTTP server of the example `httpd`, on the event queue, beside the same server
 /// on readiness: on hosts in this process, over TAP, and on the kernel's sockets beside plain epoll
-/// and nginx. Requests per second, processor time per request, errors. Also 1 GiB received and sent
-/// by operations and by calls that wait, and reads of a file by operations, pread and io_uring
-/// alone. Needs root and ip; wrk and nginx for some cases, which are left out without.
+/// and nginx. Requests per second, processor time per request, errors; also of servers that are
+/// asked for more than they can do. 1 GiB received and sent by operations and by calls that wait,
+/// and reads of a file by operations, pread and io_uring alone. Answers of applications, lent and
+/// copied, and the cost of a capture beside tcpdump's. Needs root and ip; wrk, nginx and tcpdump
+/// for some cases, which are left out without.
 ///
 /// Progress goes to standard error.
 #[derive(Debug, Parser)]
@@ -161,6 +163,19 @@ enum Bench {
     Vhost,
     /// Servers, transfers and reads of files by the event queue.
     Events,
+}
+
+impl Bench {
+    fn cases(self) -> Vec<&'static Case> {
+        match self {
+            Self::Gateway => gateway::probes::all().collect(),
+            Self::Zerocopy => zerocopy::cases::all().collect(),
+            Self::Ring => ring::all().collect(),
+            Self::Vm => vm::all().collect(),
+            Self::Vhost => vhost::all().collect(),
+            Self::Events => events::all().collect(),
+        }
+    }
 }
 
 /// Settings of a benchmark whose measurements all take the same time.
@@ -276,14 +291,7 @@ fn bench(arguments: &Arguments) -> anyhow::Result<Ending> {
 }
 
 fn plan(arguments: &Arguments) -> Plan {
-    let cases: Vec<&'static Case> = match arguments.name {
-        Bench::Gateway => gateway::probes::all().collect(),
-        Bench::Zerocopy => zerocopy::cases::all().collect(),
-        Bench::Ring => ring::all().collect(),
-        Bench::Vm => vm::all().collect(),
-        Bench::Vhost => vhost::all().collect(),
-        Bench::Events => events::all().collect(),
-    };
+    let cases = arguments.name.cases();
     let selection = Selection::new(cases.iter().copied(), &arguments.cases);
     if selection.is_empty() {
         let names: Vec<_> = cases.iter().map(|case| &*case.name).collect();
@@ -370,4 +378,29 @@ fn wait(descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<usize> {
     rustix::io::retry_on_intr(|| poll(&mut waiting, None)).context("cannot wait")?;
     let ready = waiting.iter().position(|waiting| !waiting.revents().is_empty());
     Ok(ready.expect("without a timeout, poll returns when something is ready"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each row that `cargo xtask papers` prints names a case that exists.
+    #[test]
+    fn rows_of_papers_are_cases() {
+        let text = include_str!("../../../xtask/src/papers.rs");
+        let (_, rows) = text.split_once("const ROWS").expect("it has rows");
+        let (rows, _) = rows.split_once("];\n").expect("they end");
+        let measured = rows.split(" (\"").skip(1).filter_map(|row| row.split_once("\")"));
+        let mut count = 0;
+        for (row, _) in measured {
+            let [bench, case, _] = row.split("\", \"").collect::<Vec<_>>()[..] else {
+                panic!("{row}")
+            };
+            let bench = bench.split('-').next().unwrap_or(bench);
+            let bench = Bench::from_str(bench, false).expect("a benchmark");
+            assert!(bench.cases().iter().any(|known| known.name == case), "{case}");
+            count += 1;
+        }
+        assert_eq!(count, rows.matches("times(").count() + rows.matches("percent(").count());
+    }
 }

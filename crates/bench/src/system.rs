@@ -22,6 +22,8 @@ pub(super) enum Peer {
     Towpath,
     /// This program with two workers.
     Workers,
+    /// This program, which lends what it sends to other machines.
+    Lending,
     /// pasta, with MTU 1500 and 65520.
     Pasta,
     /// slirp4netns, with MTU 1500 and 65520.
@@ -48,6 +50,8 @@ pub(super) enum System {
     Towpath,
     /// This program with [`WORKERS`] workers.
     Workers,
+    /// This program with `--lend-to-host always`.
+    Lending,
     Pasta,
     Slirp4netns,
     Gvproxy,
@@ -70,6 +74,7 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
                 continue;
             }
             Peer::Workers => System::Workers,
+            Peer::Lending => System::Lending,
             Peer::Pasta => System::Pasta,
             Peer::Slirp4netns => System::Slirp4netns,
             Peer::Gvproxy => System::Gvproxy,
@@ -92,7 +97,7 @@ impl Setup {
         let (mtu, joined) = (self.mtu.to_string(), IPERF_PORT.to_string());
         let netns = format!("/proc/{holder}/ns/net");
         Some(match self.system {
-            System::Towpath | System::Workers => {
+            System::Towpath | System::Workers | System::Lending => {
                 let mut command = self.attach();
                 command.args(["--map-host-loopback", &TOWPATH_V4.to_string()]);
                 command.args(["--map-host-loopback", &TOWPATH_V6.to_string()]);
@@ -128,7 +133,7 @@ impl Setup {
         let (mtu, spec) = (self.mtu.to_string(), format!("127.0.0.1/{port}:{IPERF_PORT}"));
         let netns = format!("/proc/{holder}/ns/net");
         Some(match self.system {
-            System::Towpath | System::Workers => {
+            System::Towpath | System::Workers | System::Lending => {
                 let mut command = self.attach();
                 command.args(["--join-published", "-t", &spec]).arg(holder.to_string());
                 command
@@ -150,15 +155,29 @@ impl Setup {
         let mut command = Command::new("/proc/self/exe");
         command.arg0(towpath_cli::NAME).args(["attach", "--quiet", "--mtu", &self.mtu.to_string()]);
         command.args(["--workers", &workers.to_string()]);
+        if self.system == System::Lending {
+            command.args(["--lend-to-host", "always"]);
+        }
         command
+    }
+
+    /// The address at which its program reaches servers in the network outside; `None` if it does
+    /// not.
+    pub(super) fn outside(self, ipv6: bool) -> Option<IpAddr> {
+        match self.system {
+            System::Towpath | System::Workers | System::Lending if ipv6 => Some(OUTSIDE_V6.into()),
+            System::Towpath | System::Workers | System::Lending => Some(OUTSIDE_V4.into()),
+            // It maps this address to the host's loopback, or has no route to it.
+            System::Pasta | System::Slirp4netns | System::Gvproxy | System::Veth => None,
+        }
     }
 
     /// The address at which its program reaches the host's servers; `subnet` is that of a veth
     /// pair.
     pub(super) fn target(self, ipv6: bool, subnet: u8) -> Option<IpAddr> {
         Some(match (self.system, ipv6) {
-            (System::Towpath | System::Workers, false) => TOWPATH_V4.into(),
-            (System::Towpath | System::Workers, true) => TOWPATH_V6.into(),
+            (System::Towpath | System::Workers | System::Lending, false) => TOWPATH_V4.into(),
+            (System::Towpath | System::Workers | System::Lending, true) => TOWPATH_V6.into(),
             (System::Pasta, false) => OUTSIDE_V4.into(),
             (System::Pasta, true) => OUTSIDE_V6.into(),
             (System::Slirp4netns, false) => Ipv4Addr::new(10, 0, 2, 2).into(),
@@ -175,7 +194,9 @@ impl Setup {
     /// The address on the program's own loopback that leads to iperf3's server on the host.
     pub(super) fn loopback(self) -> Option<IpAddr> {
         match self.system {
-            System::Towpath | System::Workers | System::Pasta => Some(Ipv4Addr::LOCALHOST.into()),
+            System::Towpath | System::Workers | System::Lending | System::Pasta => {
+                Some(Ipv4Addr::LOCALHOST.into())
+            }
             System::Slirp4netns | System::Gvproxy | System::Veth => None,
         }
     }
@@ -185,7 +206,7 @@ impl System {
     /// The program that must be installed.
     pub(super) fn program(self) -> Option<&'static str> {
         match self {
-            System::Towpath | System::Workers | System::Veth => None,
+            System::Towpath | System::Workers | System::Lending | System::Veth => None,
             System::Pasta => Some("pasta"),
             System::Slirp4netns => Some("slirp4netns"),
             System::Gvproxy => Some("gvproxy"),
@@ -199,6 +220,7 @@ impl fmt::Display for Setup {
             System::Towpath if self.mtu == MTU_ORDINARY => write!(f, "towpath"),
             System::Towpath => write!(f, "towpath@{}", self.mtu),
             System::Workers => write!(f, "towpath@{WORKERS}workers"),
+            System::Lending => write!(f, "towpath@lending"),
             System::Pasta => write!(f, "pasta@{}", self.mtu),
             System::Slirp4netns => write!(f, "slirp4netns@{}", self.mtu),
             System::Gvproxy => write!(f, "gvproxy@{}", self.mtu),
@@ -260,11 +282,11 @@ mod tests {
 
     #[test]
     fn towpath_is_first_and_setups_are_unique() {
-        use Peer::{None, Pasta, Towpath, Veth, Workers};
-        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, Workers]);
+        use Peer::{Lending, None, Pasta, Towpath, Veth, Workers};
+        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, Workers, Lending]);
         let names: Vec<_> = setups.iter().map(Setup::to_string).collect();
         let expected = ["towpath", "veth@1500", "towpath@65520", "pasta@1500", "pasta@65520"];
         assert_eq!(names[..5], expected);
-        assert_eq!(names[5..], ["towpath@2workers"]);
+        assert_eq!(names[5..], ["towpath@2workers", "towpath@lending"]);
     }
 }

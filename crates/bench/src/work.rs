@@ -25,9 +25,9 @@ use super::zerocopy::slices;
 pub(super) enum Work {
     /// Send calls between two stacks.
     Stacks(Stacks),
-    /// Packets from one guest to another.
-    Guests(&'static Workload, u32),
-    /// Packets from one guest to another through a network with this many workers.
+    /// Packets from one guest to another, in rings of this layout.
+    Guests(&'static Workload, guests::Layout, u32),
+    /// Packets from guest to guest through a network with this many workers.
     Network(usize, u32),
     /// Blocks of 64 KiB of a program, to the host or from it; or its requests, connections or
     /// datagrams.
@@ -52,10 +52,14 @@ impl FromStr for Work {
         }
         let (name, count) = text.split_once(',').context("WAY,BYTES,CALLS or NAME,COUNT")?;
         let count = count.parse().context("COUNT: expected a number")?;
+        let (guest, layout) = match name.strip_suffix("_packed") {
+            Some(guest) => (guest, guests::Layout::Packed),
+            None => (name, guests::Layout::Split),
+        };
         if let Some(workload) =
-            WORKLOADS.iter().find(|workload| workload.name == name && workload.pairs == 1)
+            WORKLOADS.iter().find(|workload| workload.name == guest && workload.pairs == 1)
         {
-            return Ok(Self::Guests(workload, count));
+            return Ok(Self::Guests(workload, layout, count));
         }
         if let Some(workers) = name.strip_prefix("network_of_") {
             let workers = workers.parse().context("expected a number of workers")?;
@@ -90,7 +94,7 @@ impl Work {
     pub(super) fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Stacks(stacks) => stacks.run(),
-            Self::Guests(workload, count) => guests::pass(workload, count),
+            Self::Guests(workload, layout, count) => guests::pass(workload, layout, count),
             Self::Network(workers, count) => network::pass(workers, count),
             Self::Gateway(way, count) => {
                 println!("{OWN_CALLS}{}", gateway::carry(way, count)?.own_calls);
@@ -114,8 +118,9 @@ mod tests {
 
     #[test]
     fn all_work_is_done() {
-        let works = ["vm_64B,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
-        let works = works.into_iter().chain(["network_of_1,40", "network_of_2,40"]);
+        let works = ["vm_64B,40", "vm_64B_packed,40", "vm_to_vm_whole,40", "vm_to_vm_segmented,40"];
+        let works = works.into_iter();
+        let works = works.chain(["network_of_1,40", "network_of_2,40", "network_of_8,40"]);
         let gateway = ["gateway_out,40", "gateway_in,40", "gateway_requests,40"];
         let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
         let gateway = gateway.chain(["gateway_datagrams_out,40", "gateway_datagrams_in,40"]);

@@ -349,12 +349,13 @@ fn a_quick_run_of_transfers_and_reads_yields_all_figures() {
         eprintln!("skipped: {reason}");
         return;
     }
-    let transfers = ["receive", "receive_lent", "send", "kernel_receive", "kernel_send"];
+    let transfers =
+        ["receive", "receive_lent", "send", "kernel_receive", "kernel_send", "kernel_send_lent"];
     let names = transfers.map(|name| [1, 10].map(|sockets| format!("{name}_1GiB_{sockets}")));
     let figures = ["", "_cpu_thread", "_cpu_all"];
     let of = |name: &String| figures.map(|figure| format!("{name}{figure}/calls"));
     let mut expected: Vec<_> = names.iter().flatten().flat_map(of).collect();
-    for bytes in ["4KiB", "256KiB"] {
+    for bytes in ["4KiB", "40KiB", "256KiB"] {
         for depth in [1, 4, 16, 64] {
             let names = ["", "_cpu", "_hot", "_hot_cpu"];
             let of = |figure| format!("file_read_{bytes}_depth_{depth}{figure}/pread");
@@ -368,11 +369,39 @@ fn a_quick_run_of_transfers_and_reads_yields_all_figures() {
         // In a short measurement, processor time may be below the resolution of the clock.
         assert!(name.contains("_cpu") || run.ratio(name) > Some(0.0), "{object}");
     }
-    // The other cases exist only where io_uring is available.
-    let others = ["/epoll", "/plain io_uring"];
-    let is_known =
-        |name: &String| expected.contains(name) || others.iter().any(|other| name.ends_with(other));
+    // The other cases exist only where io_uring, or a disk with direct reads, is available.
+    let is_known = |name: &String| {
+        let others = ["/epoll", "/plain epoll", "/plain io_uring"];
+        let is_other = others.iter().any(|other| name.ends_with(other));
+        expected.contains(name) || is_other || name.contains("_direct")
+    };
     assert!(run.cases.keys().all(is_known), "{:?}", run.cases.keys());
+}
+
+/// Goal: applications answer over both carriers, a server that is asked for too much answers some
+/// requests, and captures see the traffic.
+#[test]
+fn a_quick_run_of_applications_yields_all_figures() {
+    if let Some(reason) = cannot_run(&["ip"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let applications =
+        ["rpc_2KiB", "rpc_98KiB_summed", "download_1MiB_10", "tensors"].map(|name| [name, "copy"]);
+    let mut expected = Vec::new();
+    for [name, other] in applications.into_iter().chain([["overload", "readiness"]]) {
+        expected.push(format!("{name}/{other}"));
+    }
+    expected.push("kernel_overload/plain epoll".into());
+    if Path::new("/dev/net/tun").exists() {
+        expected.extend(["tap_tensors/lend".into(), "capture_all/no capture".into()]);
+    }
+    let cases: Vec<_> = expected.iter().filter_map(|name| name.split('/').next()).collect();
+    let run = Run::with_peers("events", &["--cases", &cases.join(",")]);
+    for name in &expected {
+        let object = run.cases.get(name).unwrap_or_else(|| panic!("{name}: {}", run.errors));
+        assert!(is_measured(object) && run.ratio(name) > Some(0.0), "{object}");
+    }
 }
 
 /// Goal: without images to boot, cases with real machines are reported as skipped and the others

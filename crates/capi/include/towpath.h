@@ -8,6 +8,11 @@
  *
  * Threads: any thread may make any call. An event queue is used by one thread at a time.
  *
+ * Signals: a handler that interrupts a call of this library should make none. A call that it makes
+ * while the interrupted one has the lock of an instance fails with EDEADLK. If the handler then
+ * leaves with longjmp(), the lock stays taken: all later calls of that thread fail with EDEADLK,
+ * and calls of other threads on the instance do not return.
+ *
  * Memory: buffers belong to the caller before, during and after each call, with three exceptions.
  * Memory sent with MSG_ZEROCOPY on a socket with SO_ZEROCOPY is lent: it must stay readable until a
  * notice on the error queue (recvmsg with MSG_ERRQUEUE) returns it. Memory that
@@ -110,7 +115,10 @@ struct towpath_config {
 	unsigned char mac[6];
 	/* Must be zero. */
 	unsigned char reserved[6];
-	/* Bytes of memory that caches files for TOWPATH_SENDFILE; default 64 MiB. */
+	/*
+	 * Bytes of memory that caches files for TOWPATH_SENDFILE and towpath_sendfile(); default
+	 * 64 MiB.
+	 */
 	size_t file_cache;
 	/* Milliseconds that towpath_free() waits for unsent data; default 5000, -1 for no wait. */
 	int linger;
@@ -254,7 +262,8 @@ int towpath_recall(struct towpath *instance, int fd, uint32_t first, uint32_t la
  *
  * `memory` limits the bytes that all sockets of the instance lend at a time. A call counts its
  * whole pages and two more until they come back. The default is SIZE_MAX, no limit. It corresponds
- * to RLIMIT_MEMLOCK in Linux, which the library does not check.
+ * to RLIMIT_MEMLOCK in Linux, which the library does not check: lent memory is not locked here, and
+ * can be swapped out.
  *
  * Returns 0.
  */
@@ -304,7 +313,7 @@ struct towpath_stats {
 	uint64_t recalls;
 	uint64_t recalls_starved;
 	uint64_t dropped_link_gone;
-	/* Bytes of files that TOWPATH_SENDFILE read into memory. */
+	/* Bytes of files that TOWPATH_SENDFILE and towpath_sendfile() read into memory. */
 	uint64_t copied_file;
 	/*
 	 * Bytes of memory that files take now. Counts of blocks: found in memory; read; read for
@@ -335,7 +344,11 @@ struct towpath_stats {
  */
 int towpath_get_stats(struct towpath *instance, struct towpath_stats *stats, size_t size);
 
-/* As sendfile(2), from a file of the kernel to a socket. `offset` is updated if it is not NULL. */
+/*
+ * As sendfile(2), from a file of the kernel to a socket. `offset` is updated if it is not NULL. A
+ * stream is lent more than 16 KiB of a regular file that was not changed in the last two seconds,
+ * from memory that all sends share; this thread reads what is missing there. The rest is copied.
+ */
 ssize_t towpath_sendfile(struct towpath *instance, int to, int from, off_t *offset,
 			 size_t count);
 /*
@@ -757,7 +770,7 @@ static inline void towpath_prep_recvfile(struct towpath_operation *operation, st
 
 /*
  * Sends up to `count` received bytes on the stream `to_fd` of the instance `to`, or of the kernel
- * if `to` is NULL.
+ * if `to` is NULL. What an instance received is not copied, except short parts of large memory.
  */
 static inline void towpath_prep_splice(struct towpath_operation *operation, struct towpath *instance, int fd,
 				       struct towpath_transfer *transfer, struct towpath *to, int to_fd,

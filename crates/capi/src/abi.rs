@@ -3,8 +3,9 @@
 //!
 //! Each function turns pointers into slices, calls one safe function and turns the result into a
 //! number, or into -1 with `errno` set. A null pointer where memory is needed is `EFAULT`. In the
-//! child of a fork the instance cannot be used: `EPERM`. No panic leaves the library: it ends the
-//! process, as in every `extern "C"` function.
+//! child of a fork the instance cannot be used: `EPERM`. Nor can a signal handler use it during a
+//! call, or the thread after a handler has left a call: `EDEADLK`. No panic leaves the library: it
+//! ends the process, as in every `extern "C"` function.
 //!
 //! Other files: `lifetime` makes, drives and ends instances; `queue` contains event queues;
 //! `shapes` the structures that C fills; `grown` reads and writes these by their size; `mmsg`
@@ -122,9 +123,8 @@ macro_rules! exported {
             let Some($of) = (unsafe { $crate::abi::instance(instance) }) else {
                 return $crate::abi::give::<isize>(Err($crate::errno::Errno::FAULT)) as $result;
             };
-            if !$of.is_ours() {
-                let none = Err($crate::errno::Errno(libc::EPERM));
-                return $crate::abi::give::<isize>(none) as $result;
+            if let Err(errno) = $of.check_caller() {
+                return $crate::abi::give::<isize>(Err(errno)) as $result;
             }
             $body
         }

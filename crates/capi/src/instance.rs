@@ -1,6 +1,7 @@
 //! An instance: sockets with their device, descriptors and clock, behind one lock.
 
 use crate::errno::{Errno, Outcome};
+use crate::held::{Counted, Held};
 use crate::table::{Files, LentPieces};
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -300,7 +301,7 @@ pub struct Instance {
 }
 
 /// The lock while it is held.
-pub(crate) type Guard<'a> = DriverGuard<'a, State>;
+pub(crate) type Guard<'a> = Counted<DriverGuard<'a, State>>;
 
 impl Instance {
     /// Makes an instance whose packets the caller moves.
@@ -482,13 +483,24 @@ impl Instance {
         }
     }
 
+    /// `EPERM` in the child of a fork, `EDEADLK` on a thread that has the lock of an instance: a
+    /// call would never return.
+    pub fn check_caller(&self) -> Outcome<()> {
+        match self.is_ours() {
+            false => Err(Errno(libc::EPERM)),
+            true if Held::is_any() => Err(Errno(libc::EDEADLK)),
+            true => Ok(()),
+        }
+    }
+
     /// Takes the lock, in the order of requests.
     pub(crate) fn lock(&self) -> Guard<'_> {
-        self.driver.lock()
+        Counted::take(|| self.driver.lock())
     }
 
     /// Takes the lock, runs `act`, which does not wait, and handles the results.
     pub(crate) fn call<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+        let _held = Held::count();
         self.driver.call(|state, _| act(state))
     }
 

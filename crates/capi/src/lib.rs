@@ -20,13 +20,14 @@
 //! With the feature `packetdrill` the library has an additional entry point, for the test tool of
 //! that name.
 //!
-//! Modules form a line, and each uses only those before it: `{errno, wire} → table → memory →
+//! Modules form a line, and each uses only those before it: `{errno, held, wire} → table → memory →
 //! instance → calls → queue → abi → packetdrill`.
 #![deny(unsafe_code)]
 
 pub mod abi;
 mod calls;
 mod errno;
+mod held;
 mod instance;
 mod memory;
 #[cfg(feature = "packetdrill")]
@@ -37,6 +38,7 @@ mod wire;
 
 pub use calls::poll::Polled;
 pub use errno::Errno;
+pub use held::{Counted, Held};
 pub use instance::{Config, Instance};
 pub use queue::{Queue, TowpathEvent};
 pub use table::epoll::EpollEvent;

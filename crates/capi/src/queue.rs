@@ -16,11 +16,14 @@ mod reports;
 mod send_file;
 mod sending;
 mod socket;
+mod splice;
 mod stream;
+mod taken;
 mod transfer;
 mod work;
 
 use crate::errno::{Errno, Outcome};
+use crate::held::Held;
 use crate::instance::Instance;
 use crate::memory::pointers::Posted;
 use groups::Groups;
@@ -310,6 +313,10 @@ impl Queue {
     /// The queue, if no other thread uses it.
     fn enter(&self) -> Outcome<MutexGuard<'_, Inner>> {
         self.check_process()?;
+        if Held::is_any() {
+            // The lock may be that of an instance whose sockets are in the queue.
+            return Err(Errno(libc::EDEADLK));
+        }
         match self.inner.try_lock() {
             Ok(inner) => Ok(inner),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),

@@ -166,6 +166,47 @@ static void sends_one_file_often(void)
 	end_scene(&scene);
 }
 
+/* The call sends blocks that are read once, and copies at most the short rests of its parts. */
+static void sends_files_by_call(void)
+{
+	struct scene scene = begin_scene();
+	int file = open("/bin/sh", O_RDONLY | O_CLOEXEC), little = file_of(100);
+	ssize_t len = pread(file, sent, LARGE, 0), count;
+	struct towpath_stats stats;
+	off_t at;
+
+	CHECK(file >= 0 && len > (16 << 10));
+	for (int i = 0; i < 3; i++) {
+		ssize_t got = 0;
+
+		for (at = 0; got < len;) {
+			count = at < len ? towpath_sendfile(scene.a, scene.client, file, &at, len - at) : 0;
+			CHECK(count > 0 || at == len || errno == EAGAIN);
+			settle(scene.a, scene.b);
+			while ((count = towpath_read(scene.b, scene.server, received + got, LARGE - got)) > 0)
+				got += count;
+			settle(scene.a, scene.b);
+		}
+		CHECK(got == len && !memcmp(received, sent, len));
+	}
+	CHECK(towpath_get_stats(scene.a, &stats, sizeof(stats)) == 0);
+	CHECK(stats.copied_file == (uint64_t)len && stats.copied_socket_send <= 3 * (16 << 10));
+	CHECK(stats.lent + stats.copied_socket_send == 3 * (uint64_t)len);
+	/* The file's own position, and its end. */
+	for (size_t i = 0; i < 100; i++)
+		sent[i] = i;
+	CHECK(pwrite(little, sent, 100, 0) == 100 && lseek(little, 40, SEEK_SET) == 40);
+	CHECK(towpath_sendfile(scene.a, scene.client, little, NULL, 60) == 60);
+	CHECK(lseek(little, 0, SEEK_CUR) == 100);
+	CHECK(towpath_sendfile(scene.a, scene.client, little, NULL, 1 << 20) == 0);
+	settle(scene.a, scene.b);
+	CHECK(towpath_read(scene.b, scene.server, received, LARGE) == 60 && !memcmp(received, sent + 40, 60));
+	CHECK(close(file) == 0 && close(little) == 0);
+	for (int i = 0; i < LARGE; i++)
+		sent[i] = i * 31 + i / 251;
+	end_scene(&scene);
+}
+
 static void receives_files(void)
 {
 	struct scene scene = begin_scene();
@@ -243,7 +284,9 @@ static void splices(void)
 	for (int i = 0; i < 4; i++)
 		CHECK(ended[i].result == LARGE && !ended[i].error && !ended[i].detail);
 	CHECK(!memcmp(sent, received, LARGE));
-	/* An echo: from a stream to itself. */
+	/* An echo: from a stream to itself, without a copy. */
+	struct towpath_stats before, after;
+	CHECK(towpath_get_stats(scene.b, &before, sizeof(before)) == 0);
 	memset(received, 0, LARGE);
 	ids[0] = submit(scene.queue, on_server(&scene, TOWPATH_SPLICE, &move, sizeof(move)));
 	ids[1] = submit(scene.queue, on_client(&scene, TOWPATH_SEND, sent, LARGE));
@@ -252,6 +295,10 @@ static void splices(void)
 	for (int i = 0; i < 3; i++)
 		CHECK(ended[i].result == LARGE && !ended[i].error && !ended[i].detail);
 	CHECK(!memcmp(sent, received, LARGE));
+	CHECK(towpath_get_stats(scene.b, &after, sizeof(after)) == 0);
+	CHECK(after.copied_socket_receive - before.copied_socket_receive < LARGE / 8);
+	CHECK(after.copied_socket_send - before.copied_socket_send < LARGE / 8);
+	CHECK(after.copied_pack - before.copied_pack < LARGE / 8);
 	/* Cancelled, and late. */
 	ids[0] = submit(scene.queue, on_kernel(&scene, 1, TOWPATH_SPLICE, &move, sizeof(move)));
 	stall(&scene);
@@ -384,6 +431,7 @@ static void cases(unsigned int which)
 	back_end = which;
 	sends_files();
 	sends_one_file_often();
+	sends_files_by_call();
 	receives_files();
 	splices();
 	ends();

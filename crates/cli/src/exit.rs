@@ -51,7 +51,9 @@ Exit status:
   0    `doctor`: `towpath run` works here
   1    `doctor`: `towpath run` does not work here
   0    `engines`: it is done, or all engines work
-  1    `engines`: `check` found an engine that does not work";
+  1    `engines`: `check` found an engine that does not work
+  0    `policy`: the file is a policy, or allows the flow to `explain`
+  1    `policy`: the file is no policy, or denies the flow to `explain`";
 
 /// How a successful command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 //!
 //! `run` starts a program in namespaces of its own, and `attach` serves an existing namespace; both
 //! pass a TAP device to the worker, which moves the packets. `up` serves a network of virtual
-//! machines; `ls`, `port`, `lease` and `publish` show and change it, and `capture` records it.
+//! machines; `ls`, `port`, `lease` and `publish` show and change it, `policy` checks and replaces
+//! its policy, and `capture` records it.
 //! `doctor` reports what the machine permits. `compat` translates command lines of other programs,
 //! and `engines` makes container engines use it.
 //! All code here runs in one thread until the worker starts, because it forks.
@@ -64,10 +65,13 @@ fn act(arguments: Arguments) -> Result<Ending, Failure> {
         Action::Up(arguments) => process::up::up(*arguments),
         Action::Ls(arguments) => control::ports::list(&arguments),
         Action::Port(arguments) => control::ports::change(&arguments),
+        Action::Workers(arguments) => control::ports::set_workers(&arguments),
         Action::Lease(arguments) => control::ports::lease(&arguments),
         Action::Publish(arguments) => control::ports::publish(&arguments),
+        Action::Policy(arguments) => control::policy::policy(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),
         Action::Stats(arguments) => show::stats::stats(&arguments),
+        Action::Flows(arguments) => show::flows::flows(&arguments),
         Action::Doctor(arguments) => doctor::doctor(&arguments),
         Action::Completions(arguments) => write_completions(arguments.shell),
         Action::Man(arguments) => write_manual(&arguments.folder),

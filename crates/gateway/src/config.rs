@@ -12,15 +12,19 @@ use towpath_io::namespace::{Addresses, Interface};
 use towpath_io::netlink::Route;
 use towpath_net::tcp::congestion::Kind;
 
+use crate::egress::enforcer::Enforcer;
 use crate::publish::{
     JOINED_PORTS_MAX, JoinedPort, PUBLISH_MAX, Protocol, Publish, Target, is_interface_name,
 };
 
+pub use lend::LendToHost;
 pub use multicast::MulticastService;
 pub use size::{SizeError, parse_size};
 pub use subnet::{Subnet4, Subnet6, SubnetError};
 
+mod lend;
 mod multicast;
+pub(crate) mod shares;
 mod size;
 mod subnet;
 
@@ -112,6 +116,8 @@ pub struct Config {
     /// Services whose queries by multicast are passed to the host's networks, and their answers
     /// back.
     pub multicast: Vec<MulticastService>,
+    /// Judges each flow to a host outside; `None` allows all.
+    pub egress: Option<Arc<Enforcer>>,
     /// Where captured traffic is written.
     pub capture: Option<CaptureFile>,
     /// Most bytes of memory for packets.
@@ -120,6 +126,8 @@ pub struct Config {
     pub flows_max: usize,
     /// Congestion control of connections into the network.
     pub congestion: Kind,
+    /// Whether bytes for hosts are lent to the host's kernel.
+    pub lend_to_host: LendToHost,
     /// Most threads that serve a program; see [`WorkerGroup`](crate::worker_group::WorkerGroup).
     pub workers: usize,
 }
@@ -272,10 +280,12 @@ impl Default for Config {
             join_loopback: false,
             followed: Vec::new(),
             multicast: Vec::new(),
+            egress: None,
             capture: None,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             flows_max: FLOWS_DEFAULT,
             congestion: Kind::default(),
+            lend_to_host: LendToHost::default(),
             workers: 1,
         }
     }
@@ -354,12 +364,7 @@ impl Config {
         self.check_targets()?;
         let joined = self.joined.len() + self.joined_udp.len();
         at_most(JOINED_PORTS_MAX, "ports that lead to the host's loopback", joined)?;
-        if !(1..=WORKERS_MAX).contains(&self.workers) {
-            return Err(ConfigError::Workers(self.workers));
-        }
-        if self.memory_share() < MEMORY_BYTES_MIN {
-            return Err(ConfigError::Memory(self.memory_bytes));
-        }
+        shares::check(self.memory_bytes, self.workers)?;
         if !(1..=FLOWS_MAX).contains(&self.flows_max) {
             return Err(ConfigError::Flows(self.flows_max));
         }
@@ -390,17 +395,13 @@ impl Config {
 
     /// Returns the configuration of the first of several workers.
     pub(crate) fn share_of_first(&self) -> Self {
-        let of_others = self.memory_share() * (self.workers - 1);
-        Self { memory_bytes: self.memory_bytes - of_others, workers: 1, ..self.clone() }
+        let memory_bytes = shares::of_first(self.memory_bytes, self.workers);
+        Self { memory_bytes, workers: 1, ..self.clone() }
     }
 
-    /// Returns the memory of each worker after the first, which has twice as much: it reads the
-    /// device for all of them, and is mostly alone.
+    /// Returns the memory of each worker after the first.
     pub(crate) fn memory_share(&self) -> usize {
-        match self.workers {
-            1 => self.memory_bytes,
-            workers => self.memory_bytes / (workers + 1),
-        }
+        shares::of_other(self.memory_bytes, self.workers)
     }
 
     /// The program's network interface.

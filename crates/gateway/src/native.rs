@@ -11,26 +11,30 @@
 //!   answers as the kernel would: at once for a non-blocking socket, and when the connection is
 //!   made or has failed for another. No call waits for another one meanwhile.
 //! - connect(2) on a native socket: the result is that of the connection that it has.
-//! - listen(2): runs here, on the very socket that was checked. A native socket may not listen.
+//! - listen(2): runs here, on the very socket that was checked, or a socket of the host listens in
+//!   its place (`listening`). A socket that has had a peer may not listen.
 //! - getsockname(2) and getpeername(2) on a native socket: the addresses that the program would see
 //!   with its interface.
 //!
-//! A table has a record of each open native connection. The gateway asks for counters and
-//! lists by a [`Link`].
+//! A table has a record of each open native connection. The gateway asks for counters, for lists,
+//! and for the end of a connection by a [`Link`].
 //!
-//! docs/theory/native.md argues why this is safe. Limits: [`WAITING_MAX`], and flows of the
-//! configuration.
+//! docs/theory/native.md argues why this is safe. Limits: [`WAITING_MAX`], those of `listening`,
+//! and flows of the configuration.
 
 mod address;
 mod link;
+mod listening;
 mod table;
 
-pub use link::Link;
-pub use table::NativeCounters;
+pub use link::{Link, Request, WantedListener};
+pub use table::{Ended, NativeCounters};
 
 use crate::config::Config;
 use crate::flows::{NativeRoutes, allow_many_files};
 use address::Address;
+use link::Question;
+use listening::Listening;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
 use rustix::process::Pid;
@@ -102,14 +106,15 @@ struct Place {
 /// # Errors
 /// Those of the kernel.
 pub fn begin(config: &Config, files: [BorrowedFd<'_>; 3]) -> io::Result<Link> {
-    let channel =
-        towpath_io::native::start(files, |files, link| match Supervisor::new(config, files) {
+    let channel = towpath_io::native::start(files, |files, link| {
+        match Supervisor::new(config, files, link) {
             Ok(supervisor) => {
                 link::report(link, None)?;
                 supervisor.serve(link)
             }
             Err(error) => Ok(link::report(link, Some(socket::errno(&error)))?),
-        })?;
+        }
+    })?;
     Link::open(channel)
 }
 
@@ -122,6 +127,13 @@ struct Supervisor {
     reactor: Reactor,
     waiting: Slab<Option<Waiting>>,
     table: Table,
+    /// The link, to ask the gateway for listeners.
+    gateway: OwnedFd,
+    /// Listeners of published ports may be native ([`Config::join_loopback`]).
+    listens: bool,
+    listening: Listening,
+    /// When to look again for listeners that have to stop.
+    stops_at: Option<Instant>,
     clock: std::time::Instant,
     /// No process has the filter any more.
     is_over: bool,
@@ -130,7 +142,7 @@ struct Supervisor {
 impl Supervisor {
     /// Copies the listener of the program's filter and the samples of its sockets.
     #[expect(clippy::disallowed_methods, reason = "the supervisor has a clock of its own")]
-    fn new(config: &Config, files: [BorrowedFd<'_>; 3]) -> io::Result<Self> {
+    fn new(config: &Config, files: [BorrowedFd<'_>; 3], link: BorrowedFd<'_>) -> io::Result<Self> {
         let own = |file: BorrowedFd<'_>| file.try_clone_to_owned();
         let [listener, v4, v6] = [own(files[0])?, own(files[1])?, own(files[2])?];
         let reactor = Reactor::new()?;
@@ -145,6 +157,10 @@ impl Supervisor {
             reactor,
             waiting: Slab::default(),
             table: Table::new(config.flows_max),
+            gateway: own(link)?,
+            listens: config.join_loopback,
+            listening: Listening::default(),
+            stops_at: None,
             clock: std::time::Instant::now(),
             is_over: false,
         })
@@ -156,7 +172,7 @@ impl Supervisor {
         self.reactor.add(link, LINK, Interest::READ, false)?;
         let mut events = Events::new();
         loop {
-            let timeout = self.expire();
+            let timeout = [self.expire(), self.stop_later()].into_iter().flatten().min();
             self.reactor.wait(timeout, &mut events)?;
             for event in events.iter() {
                 match event.token {
@@ -191,9 +207,10 @@ impl Supervisor {
 
     fn on_call(&mut self, call: &Call) {
         self.forget(call.thread);
+        self.listening.forget(call);
         let next = match call.asked {
             Asked::Connect { socket, at, len } => self.on_connect(call, socket, at, len),
-            Asked::Listen { socket, backlog } => self.on_listen(call, socket, backlog),
+            Asked::Listen { socket, backlog } => Ok(self.on_listen(call, socket, backlog)),
             Asked::Name { socket, at, len_at, of_peer } => {
                 self.on_name(call, socket, [at, len_at], of_peer)
             }
@@ -285,7 +302,9 @@ impl Supervisor {
     ) -> Result<Result<Next, Kept>, Errno> {
         let is_scoped = matches!(peer, SocketAddr::V6(v6) if v6.scope_id() != 0);
         let is_same_family = peer.is_ipv4() == (socket::family(file)? == AddressFamily::INET);
-        let to = self.routes.leads_to(peer).filter(|_| is_same_family && !is_scoped);
+        let outside = self.routes.leads_to(peer);
+        let to = outside.or_else(|| self.own_listener(peer));
+        let to = to.filter(|_| is_same_family && !is_scoped);
         let Some(to) = to else { return Ok(Err(Kept::Destination)) };
         let to = address::like(to, peer);
         if self.is_full() {
@@ -355,8 +374,12 @@ impl Supervisor {
             // The caller is gone, or its limit of descriptors is below the number by now.
             return Next::Answer(Err(Errno::BADF));
         }
-        let program = self.routes.local_inside(address::canonical(local));
-        let seen = [program, address::canonical(peer)];
+        let (local_plain, peer) = (address::canonical(local), address::canonical(peer));
+        let program = match peer.ip().is_loopback() {
+            true => local_plain,
+            false => self.routes.local_inside(local_plain),
+        };
+        let seen = [program, peer];
         self.table.begin(Flow::new(cookie, [local, to], seen, self.now()));
         // A caller that was interrupted makes its call again, and finds the native socket.
         if self.calls.answer(call, result) && result.is_ok() {
@@ -445,23 +468,6 @@ impl Supervisor {
         Ok(Next::Answer(result))
     }
 
-    /// listen(2): runs on the socket that was checked, whatever the caller's descriptor is by now.
-    fn on_listen(&mut self, call: &Call, number: RawFd, backlog: i32) -> Result<Next, Errno> {
-        // The kernel must not run it: by then the descriptor may be that of a native socket which a
-        // race has freed from its peer.
-        let Ok(caller) = Caller::open(call.thread) else {
-            return Ok(Next::Answer(Err(Errno::PERM)));
-        };
-        if !self.calls.is_waiting(call) {
-            return Ok(Next::Nothing);
-        }
-        let result = caller.file(number).and_then(|file| match self.sockets.origin(&file) {
-            Origin::Host => Err(Errno::INVAL),
-            _ => rustix::net::listen(&file, backlog),
-        });
-        Ok(Next::Answer(result))
-    }
-
     /// getsockname(2) and getpeername(2).
     fn on_name(
         &mut self,
@@ -472,25 +478,26 @@ impl Supervisor {
     ) -> Result<Next, Errno> {
         let caller = Caller::open(call.thread)?;
         let file = caller.file(number)?;
-        // A socket of the host that the program has inherited shows its own addresses.
-        let is_native = self.sockets.origin(&file) == Origin::Host
-            && self.table.has(sockopt::socket_cookie(&file)?);
-        if !is_native {
+        if self.sockets.origin(&file) != Origin::Host {
             return Ok(Next::Allow);
         }
-        let shown = |address: SocketAddr| {
-            let plain = address::canonical(address);
-            let inside = match of_peer {
-                true => self.routes.peer_inside(plain),
-                false => self.routes.local_inside(plain),
-            };
-            address::like(inside, address)
-        };
-        let address = if of_peer { socket::peer(&file) } else { socket::local(&file) };
-        let address = match address {
-            Ok(address) => shown(address),
+        let actual = if of_peer { socket::peer(&file) } else { socket::local(&file) };
+        let actual = match actual {
+            Ok(actual) => actual,
             Err(errno) => return Ok(Next::Answer(Err(errno))),
         };
+        let cookie = sockopt::socket_cookie(&file)?;
+        let inside = match (self.table.names(cookie), self.listening.bound(cookie)) {
+            (Some([own, _]), _) | (None, Some(own)) if !of_peer => own,
+            (Some([_, peer]), _) => peer,
+            // accept(2) has shown the peer's address as it is.
+            _ if !of_peer && self.listening.port_inside(actual).is_some() => {
+                self.accepted_at(actual)
+            }
+            // A socket of the host that the program has inherited shows its own addresses.
+            _ => return Ok(Next::Allow),
+        };
+        let address = address::like(inside, actual);
         if !self.calls.is_waiting(call) {
             return Ok(Next::Nothing);
         }
@@ -500,25 +507,48 @@ impl Supervisor {
     /// Takes reports of sockets that have ended, `most` at a time.
     fn take_ends(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(ended) = self.diag.next_end() else { return };
-            self.table.end(&ended);
+            let Some(ended) = self.diag.next_end() else { break };
+            if !self.table.end(&ended) {
+                self.listening_ended(&ended);
+            }
+        }
+        if self.diag.take_lost() {
+            self.check_listeners();
         }
     }
 
-    /// Answers a question of the gateway; returns false if the gateway has gone.
+    /// Acts on a message of the gateway; returns false if the gateway has gone.
     fn answer_link(&mut self, link: BorrowedFd<'_>) -> bool {
         let Some(question) = link::receive(link) else { return false };
+        match question.asked {
+            link::Asked::Listening(number, at) => self.on_listening(number, at),
+            link::Asked::Stop(port) => {
+                self.listening.revoke(port);
+                self.stops_at = Some(self.now());
+            }
+            _ => return self.answer_question(link, &question),
+        }
+        true
+    }
+
+    fn answer_question(&mut self, link: BorrowedFd<'_>, question: &Question) -> bool {
         self.take_ends(ENDS_PER_ANSWER);
         for _ in 0..SETTLE_ROUNDS {
-            // The kernel reports the last ends soon after the program's.
-            if !self.is_over || self.table.is_empty() {
+            // The kernel reports the last ends soon after the program's. Which connections its
+            // listeners have had is not known before.
+            if !self.is_over || self.table.is_empty() && !self.listening.has_listened() {
                 break;
             }
-            let _ = wait_readable(&[self.diag.as_fd()], Some(SETTLE));
+            let more = wait_readable(&[self.diag.as_fd()], Some(SETTLE));
+            if matches!(more, Ok(None)) && self.table.is_empty() {
+                break;
+            }
             self.take_ends(ENDS_PER_ANSWER);
         }
+        self.find_connections();
+        self.table.listen(self.listening.len());
         let now = self.now();
-        link::answer(link, &question, &mut self.table, &mut self.diag, now)
+        link::answer(link, question, &mut self.table, &mut self.diag, now)
     }
 }
 

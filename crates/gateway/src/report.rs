@@ -1,6 +1,7 @@
 //! Counters of a worker, for people and for tests.
 
-use crate::flows::{Gateway, GatewayCounters, LentNow};
+use crate::egress::enforcer::{Enforcer, Summary};
+use crate::flows::{Gateway, GatewayCounters, LentNow, LentToHost};
 use crate::native::NativeCounters;
 use std::fmt;
 use std::time::Duration;
@@ -31,12 +32,16 @@ pub struct Report {
     pub joined_udp: usize,
     /// Counters of native sockets, if the program has them.
     pub native: Option<NativeCounters>,
+    /// What the policy for flows has decided, if there is one.
+    pub egress: Option<Summary>,
     /// Packet handles in use.
     pub packets_taken: usize,
     /// Frames in use, small and large: held by flows, or ready for the next read.
     pub frames_taken: (usize, usize),
     /// Memory that flows have lent: payload in frames on its way.
     pub lent: LentNow,
+    /// Bytes of frames that the host's kernel has on loan.
+    pub held_by_host: usize,
     /// Packets of guests that continued as copies, at the end of their term or because their ring
     /// ran short. Frames of the pool have no terms.
     pub recalled: u64,
@@ -94,9 +99,11 @@ impl Report {
             joined: gateway.joined_counts().0,
             joined_udp: gateway.joined_counts().1,
             native: None,
+            egress: gateway.egress().map(|enforcer| Enforcer::summary(enforcer)),
             packets_taken: 0,
             frames_taken: (0, 0),
             lent: LentNow::default(),
+            held_by_host: gateway.held_by_host(),
             recalled: 0,
             carried: ledger.carried(),
             copied: Site::ALL.map(|site| (site.name(), ledger.copied_at(site))),
@@ -154,6 +161,7 @@ impl Report {
         self.frames_taken.1 += other.frames_taken.1;
         self.lent.bytes += other.lent.bytes;
         self.lent.oldest = self.lent.oldest.max(other.lent.oldest);
+        self.held_by_host += other.held_by_host;
         self.recalled += other.recalled;
         self.carried += other.carried;
         for ((_, bytes), (_, more)) in self.copied.iter_mut().zip(&other.copied) {
@@ -259,7 +267,8 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Writes the lines of flows that bypass the stack, if there were any.
+    /// Writes the lines of flows that bypass the stack, and of what was lent to the host's kernel,
+    /// if there was any.
     fn fmt_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gateway = &self.gateway;
         let (out, into) = (gateway.joined_bytes_out, gateway.joined_bytes_in);
@@ -278,7 +287,28 @@ impl Report {
                 self.joined_udp, gateway.joined_udp, gateway.joined_udp_refused
             )?;
         }
-        self.fmt_native(f)
+        self.fmt_native(f)?;
+        self.fmt_egress(f)?;
+        self.fmt_lent_to_host(f)
+    }
+
+    /// Writes the lines of the policy, if there is one.
+    fn fmt_egress(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(Summary { generation, counters, by_rule }) = &self.egress else { return Ok(()) };
+        writeln!(
+            f,
+            "egress            {} allowed, {} denied, {} questions and {} answers refused; policy \
+             {generation}, {} records lost",
+            counters.allowed,
+            counters.denied,
+            counters.questions_refused,
+            counters.answers_refused,
+            counters.audit_lost
+        )?;
+        for (id, [allowed, denied]) in by_rule.iter().filter(|(_, counts)| *counts != [0; 2]) {
+            writeln!(f, "egress rule       {id}: {allowed} allowed, {denied} denied")?;
+        }
+        Ok(())
     }
 
     /// Writes the lines of native sockets, if the program has them.
@@ -290,10 +320,30 @@ impl Report {
             "native            {open} now, {begun} in all, {refused} refused; {bytes_out} bytes \
              out, {bytes_in} bytes in past the interface"
         )?;
+        if native.listeners > 0 {
+            writeln!(f, "native            {} listeners", native.listeners)?;
+        }
+        if native.ended > 0 {
+            writeln!(f, "native ended      {} on request", native.ended)?;
+        }
         for (why, count) in native.interface().filter(|(_, count)| *count > 0) {
             writeln!(f, "not native        {why} {count}")?;
         }
         Ok(())
+    }
+
+    /// Writes the line of what was lent to the host's kernel, if flows tried to lend anything.
+    fn fmt_lent_to_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LentToHost { bytes, calls, copied, refused } = self.gateway.lent;
+        if calls + refused == 0 {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "lent to the host  {bytes} bytes in {calls} calls, {copied} of them copied after all, \
+             {refused} refused; {} bytes of frames now",
+            self.held_by_host
+        )
     }
 
     /// Writes one line for each of several workers.

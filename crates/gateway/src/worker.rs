@@ -30,6 +30,7 @@ pub(crate) use wait::LOOKS;
 
 use crate::capture::{Mirrors, Recording};
 use crate::config::Config;
+use crate::egress::enforcer::Enforcer;
 use crate::flows::{BYTES_PER_TURN, FlowPage, FlowQuery, Gateway, Io, Load, StartError, Token};
 use crate::report::Report;
 use crate::services;
@@ -304,6 +305,11 @@ impl<S: Inside> Worker<S> {
     }
 
     /// Returns the gateway and the reactor that its sockets are registered with.
+    /// Returns what carries out the policy, if there is one.
+    pub fn egress(&self) -> Option<&Arc<Enforcer>> {
+        self.gateway.egress()
+    }
+
     pub(crate) fn gateway(&mut self) -> (&mut Gateway, &Reactor) {
         (&mut self.gateway, &self.reactor)
     }
@@ -484,8 +490,8 @@ impl<S: Inside> Worker<S> {
     }
 
     /// Releases what was kept ready, and memory left from a busier time. Called after a quiet
-    /// period.
-    fn give_back(&mut self) {
+    /// period, and before the memory is replaced.
+    pub(crate) fn give_back(&mut self) {
         self.buffer.clear();
         self.engine.rest(release_unused);
     }

@@ -29,7 +29,7 @@ mod vitals;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
@@ -43,9 +43,10 @@ use towpath_packet::ring::{self, Doorbell};
 
 use crate::capture::Recording;
 use crate::config::{Config, MappedAddress};
+use crate::egress::enforcer::Enforcer;
 use crate::flows::{
-    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, Orders,
-    Spread, StartError,
+    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, NativeListen,
+    Orders, Spread, StartError,
 };
 use crate::owners::Owners;
 use crate::publish::{PortChange, Publish, PublishId};
@@ -191,9 +192,30 @@ impl WorkerGroup {
         self.first.publish(publish)
     }
 
+    /// Lets a socket that the program gets listen at a published port of the first worker; see
+    /// [`Worker::listen_natively`].
+    pub fn listen_natively(&mut self, socket: &OwnedFd, port: u16, backlog: i32) -> NativeListen {
+        self.first.listen_natively(socket, port, backlog)
+    }
+
+    /// Such a socket has ended; see [`Worker::native_ended`].
+    pub fn native_ended(&mut self, id: PublishId) -> bool {
+        self.first.native_ended(id)
+    }
+
+    /// Returns the ports whose sockets have to stop; see [`Worker::take_revoked`].
+    pub fn take_revoked(&mut self) -> Vec<PublishId> {
+        self.first.take_revoked()
+    }
+
     /// Closes a published port; see [`Worker::unpublish`].
     pub fn unpublish(&mut self, id: PublishId) -> bool {
         self.first.unpublish(id)
+    }
+
+    /// Returns what carries out the policy, if there is one.
+    pub fn egress(&self) -> Option<&Arc<Enforcer>> {
+        self.first.egress()
     }
 
     /// Returns the published ports.

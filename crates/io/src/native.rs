@@ -9,7 +9,8 @@
 //! caller's socket, or it connects a socket of the host that has the same options ([`socket`]) and
 //! puts it in the place of the caller's descriptor. Then it answers. The bytes of the latter
 //! connection pass neither the supervisor nor an interface. The kernel reports the end of each such
-//! connection with its counters ([`diag`]).
+//! connection with its counters ([`diag`]). To end one, the supervisor looks for the process that
+//! has its socket ([`holders`]).
 //!
 //! The program may change everything that the supervisor looks at, at any time. So nothing depends
 //! on it: the supervisor connects the very sockets that it has checked, to the addresses that it
@@ -23,6 +24,7 @@ pub mod caller;
 pub mod calls;
 pub mod diag;
 pub mod filter;
+pub mod holders;
 pub mod socket;
 
 use std::io;

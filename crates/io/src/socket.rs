@@ -15,6 +15,7 @@
 
 mod error_queue;
 pub(crate) mod fuzz;
+mod lent;
 mod message;
 mod multicast;
 mod ping;
@@ -24,6 +25,7 @@ mod udp;
 pub mod zerocopy;
 
 pub use error_queue::{ErrorKind, Quote, SocketErrorEvent};
+pub use lent::Returns;
 pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};
@@ -65,7 +67,11 @@ fn bind(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Resu
 }
 
 /// Binds to an address and, if one is named, to an interface.
-fn bind_as_is(fd: &OwnedFd, address: &SocketAddr, interface: Option<&str>) -> io::Result<()> {
+pub(crate) fn bind_as_is(
+    fd: &OwnedFd,
+    address: &SocketAddr,
+    interface: Option<&str>,
+) -> io::Result<()> {
     if let Some(name) = interface {
         if name.is_empty() || name.len() > INTERFACE_NAME_MAX {
             return Err(io::ErrorKind::InvalidInput.into());

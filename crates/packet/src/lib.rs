@@ -8,7 +8,8 @@
 //!
 //! Modules, each using only those before it:
 //! `{sync, time} → foreign → slab → region → loan → lend → returns → ledger → {readers, recall} →
-//! offload → segmentation → packet → pool → burst → ring → {device, ready, table, snapshot}`.
+//! offload → segmentation → packet → pool → burst → ring → {device, ready, table, snapshot,
+//! under_way}`.
 //!
 //! Only [`device`] and [`sync`] use the standard library, for one type each: the file descriptor of
 //! a device, and the mutex.
@@ -45,12 +46,13 @@ pub mod snapshot;
 pub mod sync;
 pub mod table;
 pub mod time;
+pub mod under_way;
 
 pub use burst::Burst;
 pub use device::{Caps, Context, Device, Input};
 pub use ledger::{Ledger, Site};
 pub use lend::Loans;
-pub use loan::{Holders, Lender, Piece, Pinned, Pins, View};
+pub use loan::{Holders, Lender, Piece, Pinned, PinnedPiece, Pins, View};
 pub use offload::{Checksum, Gso, GsoKind, Offload, Tunnel, VirtioHeader, VirtioTunnelHeader};
 pub use packet::{Packet, PacketPool};
 pub use pool::{Frame, Memory, MemoryConfig, NoMemory, Pool};

@@ -42,7 +42,7 @@ mod pin;
 
 pub use holders::Holders;
 pub(crate) use holders::Leaving;
-pub use pin::{Pinned, Pins, View};
+pub use pin::{Pinned, PinnedPiece, Pins, View};
 
 use crate::foreign;
 use crate::region::Region;

@@ -274,6 +274,7 @@ const PLACES_PER_ENTRY: usize = 2;
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::sync::counted::{Counts, count};
     use alloc::collections::BTreeMap;
     use core::hash::Hasher;
     use proptest::prelude::*;
@@ -317,6 +318,23 @@ mod tests {
             1 => (0..6u64).prop_map(Step::Retain),
             1 => (key, 0..6u64).prop_map(|(key, value)| Step::Exchange(key, value)),
         ]
+    }
+
+    /// Goal: readers share the table without moving its cache lines between processors: a search,
+    /// found or not, does no read-modify-write and no full fence. Only an exchange does one.
+    #[test]
+    fn a_search_changes_nothing() {
+        let mut table = Table::new(8, Clustered);
+        table.insert(1, 7);
+        let reader = table.reader();
+        let mut found = None;
+        let searched = count(|| {
+            found = reader.find(1);
+            assert!(reader.find(2).is_none());
+        });
+        assert_eq!(searched, Counts::default());
+        let exchanged = count(|| assert!(reader.exchange(found.expect("it is there"), 8)));
+        assert_eq!(exchanged, Counts { changes: 1, fences: 0 });
     }
 
     proptest! {

@@ -21,9 +21,12 @@ mod ready;
 mod ring;
 #[path = "loom/table.rs"]
 mod table;
+#[path = "loom/under_way.rs"]
+mod under_way;
 
 use towpath_packet::{
-    Burst, Ledger, Lender, Loans, PacketPool, Piece, Pins, Readers, Recall, Returns, Watch,
+    Burst, Ledger, Lender, Loans, PacketPool, Piece, PinnedPiece, Pins, Readers, Recall, Returns,
+    Watch,
 };
 
 /// A slot value whose accesses loom checks for races.
@@ -420,6 +423,29 @@ fn memory_pinned_for_several_pieces_is_not_recalled_between_them() {
             let mut pins = Pins::new();
             let first = reads.look(pins.address(&parts[0]));
             assert_eq!(reads.look(pins.address(&parts[1])), first, "both old, or both the copy");
+        });
+        let first = watch.recall(&ledger);
+        reader.join().unwrap();
+        match first {
+            Recall::Done => assert_eq!(watch.recall(&ledger), Recall::Gone),
+            _ => assert_eq!((first, watch.recall(&ledger)), (Recall::Busy, Recall::Done)),
+        }
+        drop(piece);
+        assert_eq!(writer.reported(), 1);
+    });
+}
+
+/// Goal: a piece that one thread has pinned and another one reads and drops holds its memory.
+///
+/// Fails for the same reasons as `memory_that_was_recalled_is_not_read`.
+#[test]
+fn a_pinned_piece_that_moves_holds_the_memory() {
+    loom::model(|| {
+        let (mut loans, ledger) = (Loans::new(1), Ledger::new());
+        let (writer, piece, mut watch) = Writer::lend_watched(&mut loans);
+        let (pinned, reads) = (PinnedPiece::new(piece.clone()), writer.clone());
+        let reader = thread::spawn(move || {
+            assert!(!reads.look(pinned.address()), "it was pinned before the recall");
         });
         let first = watch.recall(&ledger);
         reader.join().unwrap();

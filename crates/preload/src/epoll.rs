@@ -17,13 +17,15 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use towpath::layers::packet::sync::{AtomicU32, Ordering};
-use towpath_capi::{EpollEvent, Errno};
+use towpath_capi::{Counted, EpollEvent, Errno};
 
 /// Descriptors of each set of the stack.
 static USERS: Mutex<BTreeMap<i32, usize>> = Mutex::new(BTreeMap::new());
 
-fn users() -> MutexGuard<'static, BTreeMap<i32, usize>> {
-    USERS.lock().unwrap_or_else(PoisonError::into_inner)
+/// Takes the lock of [`USERS`]. Calls of the stack's functions come before, as they refuse a thread
+/// that has a lock.
+fn users() -> Counted<MutexGuard<'static, BTreeMap<i32, usize>>> {
+    Counted::take(|| USERS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The data of alarms.
@@ -71,13 +73,15 @@ fn add_inner(set: c_int) -> Outcome<i32> {
     Err(Errno(libc::EMFILE))
 }
 
-/// A set has one more descriptor.
+/// A set has one more descriptor. This thread has no lock.
 pub(crate) fn share(inner: i32) {
     *users().entry(inner).or_default() += 1;
 }
 
-/// A set has one descriptor less. Closes the set of the stack with the last one.
+/// A set has one descriptor less. Closes the set of the stack with the last one. Within another
+/// call of this thread, nothing can be closed: the set of the stack stays.
 pub(crate) fn leave(inner: i32) {
+    let Ok(of) = stack::attached() else { return };
     let mut users = users();
     let Some(count) = users.get_mut(&inner) else { return };
     *count -= 1;
@@ -85,7 +89,6 @@ pub(crate) fn leave(inner: i32) {
         return;
     }
     users.remove(&inner);
-    let Ok(of) = stack::attached() else { return };
     if let Ok(alarm) = of.epoll_alarm(inner) {
         table::set(alarm, Entry::Kernel);
     }

@@ -6,6 +6,9 @@
 //!
 //! A forked child has a copy of the parent's stack without its thread, and cannot use it. A child
 //! of `vfork` shares even the memory of the parent, and must change nothing in it.
+//!
+//! A signal handler may interrupt a call that has a lock. Calls that it makes fail with `EDEADLK`,
+//! as do those of the thread after the handler has left by `longjmp`: they would never return.
 
 use crate::next::Outcome;
 use crate::options::{Link, Options, VARIABLE};
@@ -21,10 +24,16 @@ use std::sync::{Arc, Once, OnceLock};
 use towpath::driver::{AnyDevice, boxed};
 use towpath::layers::io::stream::StreamPort;
 use towpath::layers::io::tap::Tap;
-use towpath_capi::{Errno, Instance};
+use towpath::layers::packet::sync::{AtomicBool, Ordering};
+use towpath_capi::{Errno, Held, Instance};
 
 /// Exit code of a program whose settings are wrong, as of the command.
 const WRONG_SETTINGS: i32 = 2;
+/// Printed at the first call within another one.
+const WITHIN: &[u8] = b"towpath: TOWPATH_PRELOAD: a signal handler has interrupted a call on a \
+socket and makes another one, or it has left that call by longjmp; calls of this thread on sockets \
+fail with EDEADLK until the interrupted call ends, which it never does if it was left; let the \
+handler only set a flag, or block the signal during calls\n";
 /// Numbers below are usually for files of the program. Each start occupies them for a moment.
 const OWN_FILES_FROM: u64 = 512;
 
@@ -68,11 +77,34 @@ pub(crate) fn options() -> &'static Options {
     })
 }
 
+/// Checks that this thread has no lock of the library. `EDEADLK` otherwise, and a message at the
+/// first time: without a call that allocates, as the handler may have interrupted one.
+pub(crate) fn check_not_within() -> Outcome<()> {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !Held::is_any() {
+        return Ok(());
+    }
+    // Relaxed: the flag orders nothing.
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        // Nothing can be done about a closed standard error.
+        let _ = rustix::io::write(io::stderr(), WITHIN);
+    }
+    Err(Errno(libc::EDEADLK))
+}
+
 /// The stack, which is attached at the first call. `ENETDOWN` if that is not possible, `EPERM` in a
-/// forked child.
+/// forked child, `EDEADLK` within another call.
 pub(crate) fn attached() -> Outcome<&'static Arc<Instance>> {
     static CHILD: Once = Once::new();
-    match STACK.get_or_init(attach) {
+    check_not_within()?;
+    let stack = match STACK.get() {
+        Some(stack) => stack,
+        None => {
+            let _held = Held::count();
+            STACK.get_or_init(attach)
+        }
+    };
+    match stack {
         Some(stack) if stack.instance.is_ours() => Ok(&stack.instance),
         Some(_) => {
             CHILD.call_once(|| {
@@ -89,8 +121,10 @@ pub(crate) fn attached() -> Outcome<&'static Arc<Instance>> {
 }
 
 /// The pointer with which the functions of `towpath.h` take the stack; null if there is none. These
-/// functions themselves refuse a forked child.
+/// functions themselves refuse a forked child and a call within another one, which is reported
+/// here.
 pub(crate) fn pointer() -> *const Instance {
+    let _ = check_not_within();
     let stack = STACK.get().and_then(Option::as_ref);
     stack.map_or(std::ptr::null(), |stack| Arc::as_ptr(&stack.instance))
 }
@@ -108,6 +142,7 @@ pub(crate) fn caller() -> Caller {
 pub(crate) fn finish() {
     if let Some(Some(stack)) = STACK.get()
         && caller() == Caller::Owner
+        && check_not_within().is_ok()
     {
         // The stack closes the numbers, which must not come back to it.
         for fd in (0..table::end()).filter(|fd| table::is_socket(*fd)) {

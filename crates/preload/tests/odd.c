@@ -1,112 +1,31 @@
 /*
  * A program that is not written for towpath, run with the library preloaded: descriptors of both
- * kinds in all calls, duplicates, forks, threads, signals and wrong arguments. Its peer is a socket
- * of the kernel in the same process: system calls that are made directly are not replaced.
+ * kinds in all calls, duplicates, forks, threads, signals and wrong arguments.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "pair.h"
+
 #include <fcntl.h>
 #include <limits.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-
-#define CHECK(condition)                                                                    \
-	do {                                                                                \
-		if (!(condition)) {                                                         \
-			fprintf(stderr, "%d: %s: errno %d\n", __LINE__, #condition, errno); \
-			_exit(1);                                                           \
-		}                                                                           \
-	} while (0)
-#define FAILS(call, error) CHECK((call) == -1 && errno == (error))
-
-#define KERNEL "192.0.2.1"
-#define OURS "192.0.2.2"
-
-struct pair {
-	/* The socket of the stack, and its peer in the kernel. */
-	int ours, peer;
-};
 
 /* Values that the compiler would refuse if it knew them. */
 static void *volatile nothing;
 static volatile int minus_one = -1;
-
-static int kernel_socket(int type)
-{
-	return syscall(SYS_socket, AF_INET, type, 0);
-}
-
-static struct sockaddr_in at(const char *address, int port)
-{
-	struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(port) };
-
-	inet_pton(AF_INET, address, &name.sin_addr);
-	return name;
-}
-
-static struct sockaddr *any(struct sockaddr_in *name)
-{
-	return (struct sockaddr *)name;
-}
-
-static void both_listen(int fd, const char *address, struct sockaddr_in *name)
-{
-	socklen_t len = sizeof(*name);
-
-	*name = at(address, 0);
-	CHECK(fd >= 0 && bind(fd, any(name), len) == 0 && listen(fd, 8) == 0);
-	CHECK(getsockname(fd, any(name), &len) == 0 && name->sin_port != 0);
-}
-
-/* A stream to a socket of the kernel. */
-static struct pair stream(void)
-{
-	struct sockaddr_in name;
-	struct pair pair;
-	int listener = kernel_socket(SOCK_STREAM);
-
-	both_listen(listener, KERNEL, &name);
-	pair.ours = socket(AF_INET, SOCK_STREAM, 0);
-	CHECK(pair.ours >= 0 && connect(pair.ours, any(&name), sizeof(name)) == 0);
-	pair.peer = accept(listener, NULL, NULL);
-	CHECK(pair.peer >= 0 && close(listener) == 0);
-	return pair;
-}
-
-static void end(struct pair pair)
-{
-	CHECK(close(pair.ours) == 0 && close(pair.peer) == 0);
-}
-
-static void works(struct pair pair)
-{
-	char buffer[8];
-
-	CHECK(write(pair.ours, "ping", 4) == 4 && recv(pair.peer, buffer, 4, MSG_WAITALL) == 4);
-	CHECK(memcmp(buffer, "ping", 4) == 0);
-	CHECK(write(pair.peer, "pong", 4) == 4 && recv(pair.ours, buffer, 4, MSG_WAITALL) == 4);
-	CHECK(memcmp(buffer, "pong", 4) == 0);
-}
 
 static void basics(void)
 {

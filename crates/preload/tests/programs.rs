@@ -81,15 +81,15 @@ fn check(programs: &str, script: &str) {
     assert!(ran.status.success(), "{}\n{stdout}\n{stderr}", ran.status);
 }
 
-/// Compiles the C program of the tests under a name.
-fn compile(name: &str, flags: &[&str]) -> PathBuf {
+/// Compiles a C program of the tests under a name.
+fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let compiled = Command::new("cc")
         .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"])
         .args(flags)
         .arg("-o")
         .arg(&program)
-        .arg(package().join("tests/odd.c"))
+        .arg(package().join("tests").join(source))
         .status();
     assert!(compiled.expect("a C compiler").success());
     program
@@ -100,9 +100,30 @@ fn compile(name: &str, flags: &[&str]) -> PathBuf {
 #[test]
 fn a_c_program_does_odd_things() {
     for (name, flags) in [("odd", &[][..]), ("odd-fortified", &["-D_FORTIFY_SOURCE=2"])] {
-        let program = compile(name, flags);
+        let program = compile("odd.c", name, flags);
         check("ls grep", &format!("test \"$(ours {})\" = ok", program.display()));
     }
+}
+
+/// Goal: a call that a signal handler makes during another one, or the thread after the handler has
+/// left that one, never hangs: it fails if the interrupted call had the lock. The message is
+/// printed once, and the program ends.
+#[test]
+fn handlers_interrupt_calls() {
+    let program = compile("leaving.c", "leaving", &[]);
+    check(
+        "timeout grep",
+        &format!(
+            r#"
+            for way in waiting locked; do
+                test "$(ours timeout -s KILL 60 {} $way 2>message)" = ok ||
+                    {{ cat message >&2; exit 1; }}
+            done
+            test "$(grep -c '^towpath: .* EDEADLK' message)" = 1
+            "#,
+            program.display()
+        ),
+    );
 }
 
 /// Goal: curl downloads from a server of the kernel, over IPv4 and IPv6, and reports an unused
@@ -196,8 +217,8 @@ fn iperf_transfers() {
         until_works iperf3 -c 192.0.2.2 -n 64M
         until_works iperf3 -c 192.0.2.2 -n 64M -R -P 3
         until_works iperf3 -c 192.0.2.2 -u -b 50M -n 5M
-        # Its handler of other signals ends by longjmp(3), and may leave a call with the lock.
-        kill -KILL $started; wait $started || true
+        # Its handler leaves the interrupted call by longjmp(3).
+        kill $started; wait $started || true
         iperf3 -4 -s -B 192.0.2.1 >server 2>&1 &
         started=$!
         until_works iperf3 -c 192.0.2.1 -n 1K

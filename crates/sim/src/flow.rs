@@ -283,7 +283,8 @@ impl Flow {
         wrote
     }
 
-    /// The next `len` bytes of the stream, in a frame or in memory of the application.
+    /// The next `len` bytes of the stream, in a frame or in memory of the application. Frames are
+    /// left for received packets, as sockets leave them.
     fn lend(
         &self,
         len: usize,
@@ -295,6 +296,10 @@ impl Flow {
             // As programs do, whose short writes share frames: otherwise a byte could hold 16 KiB.
             let is_small = len <= memory.small.frame_bytes();
             let pool = if is_small { &mut memory.small } else { &mut memory.large };
+            let reserve = pool.capacity() / RESERVE_DIVISOR;
+            if pool.free_count() <= reserve {
+                return None;
+            }
             let mut frame = pool.take()?;
             oracle::fill(self.writes, self.written, &mut frame[..len]);
             return Some(frame.freeze(len));
@@ -327,3 +332,8 @@ impl Flow {
         self.problem.get_or_insert(problem);
     }
 }
+
+/// The part of each pool that writes leave to received packets. If send queues could hold all
+/// frames of two hosts, neither could take the other's data and the ACK in it, and neither would
+/// get a frame back.
+const RESERVE_DIVISOR: usize = 4;

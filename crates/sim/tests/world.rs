@@ -13,7 +13,7 @@ use towpath_sim::seed;
 /// Seeds of every run, for each kind of faults.
 const SEEDS: u64 = 10;
 /// Seeds that failed once.
-const FOUND: [(Faults, u64); 7] = [
+const FOUND: [(Faults, u64); 9] = [
     (Faults::None, 0x77c9_bb69_dc8b_ac33),
     (Faults::None, 0x81cc_a0e0_6501_35ea),
     (Faults::All, 0xd699_6612_1f7d_8658),
@@ -21,6 +21,8 @@ const FOUND: [(Faults, u64); 7] = [
     (Faults::All, 0x06db_2c42_7e84_01a7),
     (Faults::None, 0xf80a_f387_c777_ddd0),
     (Faults::None, 0x4ca1_60a8_8d48_5101),
+    (Faults::Narrow, 0x4193_4aad_d25b_34c9),
+    (Faults::Narrow, 0x51a1_c541_78dc_786c),
 ];
 
 /// Runs one world; returns the number of packets that its links were given: on a wire,

@@ -5,6 +5,9 @@
 //! kernel socket has one receive buffer. With blocking calls it needs a thread for each socket. The
 //! other end is the same for both: a thread with an event queue, which lends the data it sends and
 //! receives without a copy. Bytes are counted, not checked.
+//!
+//! On kernel sockets `plain epoll` is one thread with non-blocking calls, which moves as much as it
+//! can on a socket before it goes to the next.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -16,6 +19,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use towpath::events::{Choice, Completion, Config, EventKind, EventQueue, Stream, Token};
 use towpath::host::{self, Host};
+use towpath_io::reactor::{Events, Interest, Reactor};
 
 use super::Group;
 use super::http::can_serve;
@@ -37,13 +41,21 @@ struct Point {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Send,
+    /// Sends with `SEND_ZC` on kernel sockets. Blocking calls are measured without this.
+    SendLent,
     Receive,
     /// Receives without copying. Blocking calls are measured without this.
     ReceiveLent,
 }
 
+impl Way {
+    fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendLent)
+    }
+}
+
 const STACK: [&str; 2] = ["operations", "calls"];
-const KERNEL: [&str; 3] = ["io_uring", "epoll", "calls"];
+const KERNEL: [&str; 4] = ["io_uring", "epoll", "plain epoll", "calls"];
 
 /// Bytes of a measurement, and of a short one.
 const BYTES: u64 = 1 << 30;
@@ -76,6 +88,7 @@ fn points() -> &'static [Point] {
             (false, Way::Send),
             (true, Way::Receive),
             (true, Way::Send),
+            (true, Way::SendLent),
         ];
         let of = |(is_kernel, way)| SOCKETS.map(|sockets| Point::new(is_kernel, way, sockets));
         ways.into_iter().flat_map(of).collect()
@@ -104,6 +117,7 @@ impl Point {
         let carrier = if is_kernel { "kernel_" } else { "" };
         let way_name = match way {
             Way::Send => "send",
+            Way::SendLent => "send_lent",
             Way::Receive => "receive",
             Way::ReceiveLent => "receive_lent",
         };
@@ -127,6 +141,7 @@ impl Point {
             "epoll" => Some(Choice::Epoll),
             _ => None,
         };
+        let is_polled = system == "plain epoll";
         if self.is_kernel {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen")?;
             let to = listener.local_addr().context("cannot listen")?;
@@ -135,7 +150,7 @@ impl Point {
                 Ok((near, listener.accept().context("cannot accept")?.0))
             };
             let pairs = (0..self.sockets).map(|_| pair()).collect::<anyhow::Result<_>>()?;
-            return self.between(pairs, choice, count);
+            return self.between(pairs, choice, is_polled, count);
         }
         let config = |address| host::Config::with_address(address, 24);
         let (near, far) = Host::pair(&config(CLIENT), &config(SERVER))?;
@@ -146,14 +161,15 @@ impl Point {
             Ok((near, listener.accept().context("cannot accept")?.0))
         };
         let pairs = (0..self.sockets).map(|_| pair()).collect::<anyhow::Result<_>>()?;
-        self.between(pairs, choice, count)
+        self.between(pairs, choice, is_polled, count)
     }
 
-    /// Moves `count` bytes over each connection; `None` for blocking calls.
+    /// Moves `count` bytes over each connection; `None` for calls, which block unless `is_polled`.
     fn between<S>(
         &self,
         pairs: Vec<(S, S)>,
         choice: Option<Choice>,
+        is_polled: bool,
         count: u64,
     ) -> anyhow::Result<Vec<f64>>
     where
@@ -161,9 +177,9 @@ impl Point {
     {
         let (near, far): (Vec<S>, Vec<S>) = pairs.into_iter().unzip();
         let far: Vec<Stream> = far.into_iter().map(Into::into).collect();
-        let (sends, is_kernel, way) = (self.way == Way::Send, self.is_kernel, self.way);
+        let (sends, is_kernel, way) = (self.way.is_send(), self.is_kernel, self.way);
         let bytes = buffer_bytes(self.sockets);
-        let threads = if choice.is_some() { 1 } else { near.len() };
+        let threads = if choice.is_some() || is_polled { 1 } else { near.len() };
         let start = Barrier::new(threads + 2);
         thread::scope(|scope| {
             let start = &start;
@@ -182,6 +198,10 @@ impl Point {
                 Some(choice) => vec![scope.spawn(move || {
                     let streams = near.into_iter().map(Into::into).collect();
                     timed(start, Work::new(choice, way, streams, count), Work::run)
+                })],
+                None if is_polled => vec![scope.spawn(move || {
+                    let streams: Vec<Stream> = near.into_iter().map(Into::into).collect();
+                    timed(start, Ok(streams), |streams| by_epoll(&streams, sends, (count, bytes)))
                 })],
                 None => {
                     let by_calls = |stream| {
@@ -252,6 +272,38 @@ fn by_calls(
     Ok(())
 }
 
+/// Moves `left` bytes on each of the kernel's sockets by non-blocking calls, with a buffer of
+/// `bytes` bytes for each.
+fn by_epoll(streams: &[Stream], sends: bool, (left, bytes): (u64, usize)) -> anyhow::Result<()> {
+    let (mut reactor, mut events) = (Reactor::new()?, Box::<Events>::default());
+    for (number, stream) in streams.iter().enumerate() {
+        let socket = stream.as_kernel().context("it is not the kernel's")?;
+        reactor.add(socket, number as u64, Interest::BOTH, true)?;
+    }
+    let mut each = vec![(left, vec![0x5a; bytes]); streams.len()];
+    while each.iter().any(|(left, _)| *left > 0) {
+        reactor.wait(Some(PATIENCE), &mut events)?;
+        ensure!(!events.is_empty(), "no more data moves");
+        for number in events.iter().map(|event| event.token as usize) {
+            let (stream, (left, buffer)) = (&streams[number], &mut each[number]);
+            while *left > 0 {
+                let room = (*left).min(bytes as u64) as usize;
+                let moved = match sends {
+                    true => stream.try_send(&buffer[..room]),
+                    false => stream.try_receive(&mut buffer[..room]),
+                };
+                match moved {
+                    Ok(0) => bail!("the other end closed {left} bytes too early"),
+                    Ok(moved) => *left -= moved as u64,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error).context("cannot move bytes"),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Moves bytes by operations, on all sockets in one thread.
 struct Work {
     queue: EventQueue,
@@ -275,7 +327,7 @@ struct Socket {
 impl Socket {
     /// Whether bytes remain to move, or sent buffers have not returned yet.
     fn is_under_way(&self, way: Way) -> bool {
-        self.left > 0 || (way == Way::Send && self.posted > 0)
+        self.left > 0 || (way.is_send() && self.posted > 0)
     }
 }
 
@@ -283,7 +335,7 @@ impl Work {
     fn new(choice: Choice, way: Way, streams: Vec<Stream>, left: u64) -> anyhow::Result<Self> {
         let queue = EventQueue::with(&Config { back_end: choice, ..Config::default() })?;
         let posted = |stream: &Stream| match way {
-            Way::Send => SENDS,
+            Way::Send | Way::SendLent => SENDS,
             Way::Receive if stream.as_host().is_some() => RECEIVES,
             // With several concurrent receives, the order of their data is not specified.
             Way::Receive => 1,
@@ -325,7 +377,7 @@ impl Work {
     fn on_event(&mut self, index: usize, token: Token, kind: EventKind) -> anyhow::Result<()> {
         let (socket, full) = (&mut self.sockets[index], self.bytes);
         match (self.way, kind) {
-            (Way::Send, EventKind::Accepted { bytes }) => {
+            (Way::Send | Way::SendLent, EventKind::Accepted { bytes }) => {
                 ensure!(bytes == full || socket.left == 0, "{bytes} bytes were accepted");
                 socket.sending = None;
                 return Ok(());
@@ -373,10 +425,13 @@ impl Work {
                 queue.receive_lent(&*stream, room, None, data)?;
                 *posted += 1;
             }
-            Way::Send => {
+            Way::Send | Way::SendLent => {
                 let Some(mut buffer) = buffers.pop() else { return Ok(()) };
                 buffer.truncate(room);
-                *sending = Some(queue.send(&*stream, buffer, None, data)?);
+                *sending = Some(match way {
+                    Way::SendLent => queue.send_zerocopy(&*stream, buffer, None, data)?,
+                    _ => queue.send(&*stream, buffer, None, data)?,
+                });
                 *left -= room as u64;
                 *posted += 1;
             }

@@ -22,6 +22,8 @@ pub(super) enum Kind {
     Idle,
     /// iperf3 in one direction: throughput; processor time of the gateway, and of all processes.
     Bulk(Test),
+    /// The same with a server on another machine, over a veth pair.
+    Outside(Test),
     /// iperf3 between two loopbacks, past the gateway's TCP.
     Loopback(Test),
     /// iperf3 through a published port, from the host's loopback.
@@ -101,6 +103,14 @@ static PROBES: &[Probe] = &[
             Case::high("tcp_in_mtu1500_8flows", GBITS),
             Case::low("tcp_in_mtu1500_8flows_cpu_gateway", CPU),
             Case::low("tcp_in_mtu1500_8flows_cpu_all", CPU),
+        ],
+    },
+    Probe {
+        kind: Kind::Outside(TCP),
+        cases: &[
+            Case::high("outside_out_1flow", GBITS),
+            Case::low("outside_out_1flow_cpu_gateway", CPU),
+            Case::low("outside_out_1flow_cpu_all", CPU),
         ],
     },
     Probe {

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, ensure};
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
-use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, TransmitQueue};
+use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, TransmitQueue, feature};
 use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{self, Egress, PortConfig, PortId, Switch};
 use towpath_net::time::Instant;
@@ -12,9 +12,26 @@ use towpath_packet::{Burst, Caps, Context, Ledger, Memory, MemoryConfig};
 
 use crate::vm::workload::{RECEIVER_MAC, SENDER, SENDER_MAC, Workload, pattern};
 
+/// Layout of both guests' rings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Layout {
+    Split,
+    Packed,
+}
+
+impl Layout {
+    /// The feature that a driver negotiates for it.
+    fn feature(self) -> u64 {
+        match self {
+            Self::Split => 0,
+            Self::Packed => feature::PACKED,
+        }
+    }
+}
+
 /// Passes `count` packets.
-pub(super) fn pass(workload: &Workload, count: u32) -> anyhow::Result<()> {
-    let mut rig = Rig::new(workload)?;
+pub(super) fn pass(workload: &Workload, layout: Layout, count: u32) -> anyhow::Result<()> {
+    let mut rig = Rig::new(workload, layout)?;
     // Small packets arrive in bursts, large ones one at a time.
     let together = if workload.segment.is_some() { 1 } else { TOGETHER };
     let mut left = count;
@@ -107,13 +124,14 @@ impl Egress for Receiver {
 }
 
 impl Rig {
-    fn new(workload: &Workload) -> anyhow::Result<Self> {
+    fn new(workload: &Workload, layout: Layout) -> anyhow::Result<Self> {
         let from = GuestRam::new(0, &[RAM_BYTES]).context("no memory")?;
-        let sender = DriverQueue::new(&from, 0, QUEUE_LEN, SENDER).context("too large")?;
+        let features = SENDER | layout.feature();
+        let sender = DriverQueue::new(&from, 0, QUEUE_LEN, features).context("too large")?;
         let mut transmit = TransmitQueue::start(sender.config(), &from.map()?, None)?;
         transmit.set_inline();
         let parts = put(&from, workload)?;
-        let receiver = Receiver::new(workload.receiver, workload.buffer)?;
+        let receiver = Receiver::new(workload.receiver | layout.feature(), workload.buffer)?;
         let mut switch = Switch::new(switch::Config::default());
         let caps = [Caps::plain(MTU), ReceiveQueue::caps(workload.receiver, MTU)];
         let ports = caps.map(|caps| switch.add_port(PortConfig::new(caps)));

@@ -1,9 +1,12 @@
-//! Packets from one guest to another through a whole network, with one worker or with several: then
-//! the guests are at ports of different workers. One thread does everything: the drivers' part and
-//! the turns of all workers.
+//! Packets from guest to guest through a whole network, with one worker or with several.
+//!
+//! The guests form a circle: each sends to the next one, whose port belongs to the next worker. So
+//! every worker has the same to do, whatever their number is, and with several workers each packet
+//! crosses from one to another. One thread does everything: the drivers' part and the turns of all
+//! workers. So the same happens in each run.
 
 use std::os::unix::net::UnixStream;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
@@ -16,40 +19,37 @@ use towpath_net::time::Instant;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 
 use super::guests::{BUFFERS, PAGE, QUEUE_LEN, RAM_BYTES, put};
-use crate::vm::workload::{RECEIVER_MAC, SENDER, SENDER_MAC, SMALL, VIRTIO};
+use crate::vm::workload::{SENDER, SMALL, VIRTIO};
 
-/// Passes `count` packets of 64 bytes, some at a time.
+/// Passes `count` packets of 64 bytes, or a few more so that each guest sends as many, some at a
+/// time.
 pub(super) fn pass(workers: usize, count: u32) -> anyhow::Result<()> {
     let mut rig = Rig::new(workers)?;
-    let ends = [rig.attach("sender")?, rig.attach("receiver")?];
-    // The network answers while they connect.
-    let connecting = thread::spawn(move || -> anyhow::Result<_> {
-        let [sender, receiver] = ends;
-        let receiver = Guest::connect(receiver, SMALL.receiver)?;
-        Ok((Guest::connect(sender, SENDER)?, receiver))
-    });
-    while !connecting.is_finished() {
+    let number = workers.max(2) as u8;
+    let ends = (0..number).map(|own| rig.attach(own)).collect::<anyhow::Result<Vec<_>>>()?;
+    let places = rig.network.report(NOW).ports.into_iter().map(|port| port.worker);
+    ensure!(places.eq((0..number.into()).map(|own| own % workers)), "the ports do not take turns");
+    // The network answers while all of them connect.
+    let connect = |(own, end)| thread::spawn(move || Guest::connect(end, own, (own + 1) % number));
+    let connecting: Vec<_> = (0..).zip(ends).map(connect).collect();
+    while !connecting.iter().all(JoinHandle::is_finished) {
         rig.turn()?;
         thread::sleep(Duration::from_millis(1));
     }
-    let connected = connecting.join().map_err(|_| anyhow!("the drivers panicked"))?;
-    let (mut sender, mut receiver) = connected?;
-    receiver.offer_all()?;
-    // The first packet of either goes to all.
-    let mut frame = [0; VIRTIO + 60];
-    frame[VIRTIO..][..6].copy_from_slice(&SENDER_MAC);
-    frame[VIRTIO + 6..][..6].copy_from_slice(&RECEIVER_MAC);
-    receiver.ram.memory().write(BUFFERS - PAGE, &frame)?;
-    let frame = [Segment { address: BUFFERS - PAGE, bytes: frame.len() as u32 }];
-    receiver.send(&frame, 1)?;
-    rig.turn()?;
-    rig.turn()?;
-    let packet = put(&sender.ram, &SMALL)?;
-    rig.pass(&mut sender, &packet, &mut receiver, 1)?;
-    let mut left = count;
+    let mut guests = Vec::new();
+    for guest in connecting {
+        guests.push(guest.join().map_err(|_| anyhow!("a driver panicked"))??);
+    }
+    // The first packet of each goes to all.
+    guests.iter_mut().try_for_each(|guest| guest.send(1))?;
+    for _ in 0..TURNS_TO_LEARN {
+        rig.turn()?;
+        guests.iter_mut().try_for_each(|guest| guest.take().map(drop))?;
+    }
+    let mut left = count.div_ceil(number.into());
     while left > 0 {
         let batch = TOGETHER.min(left);
-        rig.pass(&mut sender, &packet, &mut receiver, batch)?;
+        rig.pass(&mut guests, batch)?;
         left -= batch;
     }
     Ok(())
@@ -57,41 +57,37 @@ pub(super) fn pass(workers: usize, count: u32) -> anyhow::Result<()> {
 
 /// A driver.
 struct Guest {
-    ram: GuestRam,
     receive: DriverQueue,
     transmit: DriverQueue,
+    /// The packet that it sends, in its memory.
+    packet: Vec<Segment>,
+    _ram: GuestRam,
     _front_end: FrontEnd,
 }
 
 impl Guest {
-    fn connect(socket: UnixStream, features: u64) -> anyhow::Result<Self> {
+    /// Connects guest `own`, which sends to guest `next`.
+    fn connect(socket: UnixStream, own: u8, next: u8) -> anyhow::Result<Self> {
         let ram = GuestRam::new(0, &[RAM_BYTES]).context("no memory")?;
+        let features = SENDER | SMALL.receiver;
         let queue = |at| DriverQueue::new(&ram, at, QUEUE_LEN, features).context("too large");
-        let receive = queue(0)?;
+        let mut receive = queue(0)?;
         let transmit = queue(receive.end())?;
+        let packet = put(&ram, &SMALL)?;
+        ram.memory().write(BUFFERS + VIRTIO as u64, &[station(next), station(own)].concat())?;
+        (0..QUEUE_LEN.into()).try_for_each(|token| offer(&mut receive, token))?;
+        receive.publish();
         let front_end = FrontEnd::over(socket, &ram, features, [&receive, &transmit])?;
-        Ok(Self { ram, receive, transmit, _front_end: front_end })
+        Ok(Self { receive, transmit, packet, _ram: ram, _front_end: front_end })
     }
 
-    /// Sends a packet so many times.
-    fn send(&mut self, packet: &[Segment], count: u32) -> anyhow::Result<()> {
+    /// Sends its packet so many times.
+    fn send(&mut self, count: u32) -> anyhow::Result<()> {
         while self.transmit.used().is_some() {}
         for _ in 0..count {
-            ensure!(self.transmit.add(packet, &[], 0), "the queue is full");
+            ensure!(self.transmit.add(&self.packet, &[], 0), "the queue is full");
         }
         self.transmit.publish();
-        Ok(())
-    }
-
-    fn offer_all(&mut self) -> anyhow::Result<()> {
-        (0..u64::from(QUEUE_LEN)).try_for_each(|token| self.offer(token))?;
-        self.receive.publish();
-        Ok(())
-    }
-
-    fn offer(&mut self, token: u64) -> anyhow::Result<()> {
-        let segment = Segment { address: BUFFERS + token * PAGE, bytes: SMALL.buffer };
-        ensure!(self.receive.add(&[], &[segment], token), "the queue is full");
         Ok(())
     }
 
@@ -100,11 +96,23 @@ impl Guest {
         let mut came = 0;
         while let Some((token, bytes)) = self.receive.used() {
             came += u64::from(bytes);
-            self.offer(token)?;
+            offer(&mut self.receive, token)?;
         }
         self.receive.publish();
         Ok(came)
     }
+}
+
+/// Offers a receive buffer. They follow the page of the packet that the guest sends.
+fn offer(receive: &mut DriverQueue, token: u64) -> anyhow::Result<()> {
+    let segment = Segment { address: BUFFERS + (1 + token) * PAGE, bytes: SMALL.buffer };
+    ensure!(receive.add(&[], &[segment], token), "the queue is full");
+    Ok(())
+}
+
+/// Returns the link-layer address of a guest.
+fn station(number: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 1, number]
 }
 
 struct Rig {
@@ -129,32 +137,30 @@ impl Rig {
         Ok(Self { network, memory, ledger: Ledger::new() })
     }
 
-    /// Adds a port. Returns the other end of its connection.
-    fn attach(&mut self, name: &str) -> anyhow::Result<UnixStream> {
+    /// Adds the port of a guest. Returns the other end of its connection.
+    fn attach(&mut self, number: u8) -> anyhow::Result<UnixStream> {
         let (near, far) = UnixStream::pair()?;
         let attachment = Attachment::VhostUserFd(Connection::new(near.into())?);
-        self.network.add_port(name, attachment, PortSettings::default())?;
+        self.network.add_port(&format!("guest{number}"), attachment, PortSettings::default())?;
         Ok(far)
     }
 
-    /// Sends packets and waits for them.
-    fn pass(
-        &mut self,
-        sender: &mut Guest,
-        packet: &[Segment],
-        receiver: &mut Guest,
-        count: u32,
-    ) -> anyhow::Result<()> {
-        sender.send(packet, count)?;
-        let (expected, mut came) = (u64::from(count) * SMALL.bytes_received(), 0);
+    /// Makes each guest send so many packets, and waits for all of them.
+    fn pass(&mut self, guests: &mut [Guest], count: u32) -> anyhow::Result<()> {
+        guests.iter_mut().try_for_each(|guest| guest.send(count))?;
+        let expected = u64::from(count) * SMALL.bytes_received();
+        let mut missing = vec![expected; guests.len()];
         for _ in 0..TURNS_MAX {
             self.turn()?;
-            came += receiver.take()?;
-            if came == expected {
+            for (guest, missing) in guests.iter_mut().zip(&mut missing) {
+                let came = guest.take()?;
+                *missing = missing.checked_sub(came).context("more was received than sent")?;
+            }
+            if missing.iter().all(|missing| *missing == 0) {
                 return Ok(());
             }
         }
-        Err(anyhow!("{expected} bytes were sent, {came} received"))
+        Err(anyhow!("{expected} bytes were sent to each, of which are missing {missing:?}"))
     }
 
     /// Gives all workers a turn.
@@ -170,6 +176,8 @@ impl Rig {
 
 /// Packets of a burst.
 const TOGETHER: u32 = 32;
+/// Turns after which all stations are known, and what was sent to all has arrived.
+const TURNS_TO_LEARN: u32 = 4;
 /// Many more than any packet takes.
 const TURNS_MAX: u32 = 100;
 const NOW: Instant = Instant::START;

@@ -158,7 +158,8 @@ pub unsafe extern "C" fn towpath_attach_fd(
 }
 
 /// Ends an instance: closes its sockets, gives unsent data time to arrive, and ends its thread.
-/// Does nothing in the child of a fork, where the instance belongs to the parent.
+/// Does nothing in the child of a fork, where the instance belongs to the parent, and on a thread
+/// that has the lock, which the end would need.
 ///
 /// # Safety
 /// `instance` is null, or was made by this library and is not used by any thread any more.
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn towpath_free(instance: *const Instance) {
         // SAFETY: the caller vouches for it, and `give_instance` made the pointer with `into_raw`.
         let instance = ManuallyDrop::new(unsafe { Arc::from_raw(instance) });
         // In a child the thread, for which the end would wait, exists only in the parent.
-        if instance.is_ours() {
+        if instance.check_caller().is_ok() {
             let instance = ManuallyDrop::into_inner(instance);
             instance.close_and_wait();
             instance.end();

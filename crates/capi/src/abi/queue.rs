@@ -232,14 +232,15 @@ unsafe fn read_deadline(queue: &Queue, deadline: *const timespec) -> Outcome<Opt
     }
 }
 
-/// The instance behind C's pointer, without ownership. `EPERM` in the child of a fork.
+/// The instance behind C's pointer, without ownership. `EPERM` in the child of a fork, `EDEADLK` in
+/// a handler that interrupted a call.
 ///
 /// # Safety
 /// `instance` was made by this library and not freed.
 unsafe fn borrowed(instance: *const Instance) -> Outcome<ManuallyDrop<Arc<Instance>>> {
     // SAFETY: C got the pointer from `Arc::into_raw`, and `ManuallyDrop` keeps the count.
     let instance = ManuallyDrop::new(unsafe { Arc::from_raw(instance) });
-    if instance.is_ours() { Ok(instance) } else { Err(Errno(libc::EPERM)) }
+    instance.check_caller().map(|()| instance)
 }
 
 impl TowpathChange {

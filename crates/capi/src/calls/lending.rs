@@ -94,9 +94,15 @@ impl Instance {
             Opening::Open(with_syn) => with_syn,
             Opening::GoesOn(with_syn) => return Ok(with_syn),
         };
-        self.send_parts(fd, ranges.len(), sent, (timeout, flags), |state, done| {
+        let sent = self.send_parts(fd, ranges.len(), sent, (timeout, flags), |state, done| {
             state.lend_some(fd, &mut call, ranges, done, flags)
-        })
+        });
+        if sent.is_ok_and(|sent| sent < ranges.len()) {
+            // The call is over. If its bytes were copied, its notice is due at once.
+            drop(call);
+            self.call(|_| ());
+        }
+        sent
     }
 }
 

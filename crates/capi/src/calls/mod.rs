@@ -9,6 +9,7 @@ mod link;
 mod messages;
 pub(crate) mod options;
 pub(crate) mod poll;
+mod send_file;
 mod sockets;
 mod splice;
 mod stats;

@@ -1,6 +1,6 @@
-//! `sendfile` and `splice`: bytes between sockets of an instance and files of the kernel.
+//! `splice`: bytes between sockets of an instance and pipes of the kernel.
 //!
-//! The kernel cannot lend its pages to a stack in a process, so both copy through a buffer of
+//! The kernel cannot lend its pages to a stack in a process, so they are copied through a buffer of
 //! [`CHUNK`] bytes. Bytes for a pipe are peeked, written to the pipe, and removed from the socket
 //! as far as the pipe accepted them: no byte is in transit when a call fails.
 
@@ -8,7 +8,7 @@ use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{BorrowedFd, OwnedFd};
-use rustix::fs::{OFlags, SeekFrom};
+use rustix::fs::OFlags;
 use rustix::io::Errno as Kernel;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use towpath::layers::net::socket::{ReceiveFlags, SocketId};
@@ -17,49 +17,6 @@ use towpath::layers::net::socket::{ReceiveFlags, SocketId};
 const CHUNK: usize = 64 << 10;
 
 impl Instance {
-    /// Sends up to `count` bytes of a file from `offset` on, or from the file's own position, which
-    /// is advanced. Returns the number of bytes.
-    pub fn send_file(
-        &self,
-        to: i32,
-        file: BorrowedFd<'_>,
-        offset: Option<u64>,
-        count: usize,
-    ) -> Outcome<usize> {
-        self.lock().id(to)?;
-        let own = match offset {
-            Some(_) => 0,
-            None => rustix::fs::seek(file, SeekFrom::Current(0))?,
-        };
-        let start = offset.unwrap_or(own);
-        let mut buffer = vec![0; CHUNK.min(count)];
-        let mut sent = 0;
-        while sent < count {
-            let wanted = buffer.len().min(count - sent);
-            let read = match rustix::io::pread(file, &mut buffer[..wanted], start + sent as u64) {
-                Ok(0) => break,
-                Ok(read) => read,
-                Err(_) if sent > 0 => break,
-                Err(error) => return Err(error.into()),
-            };
-            let more = if sent + read < count { libc::MSG_MORE } else { 0 };
-            match self.send(to, &[&buffer[..read]], more) {
-                Ok(taken) => {
-                    sent += taken;
-                    if taken < read {
-                        break;
-                    }
-                }
-                Err(_) if sent > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        if offset.is_none() {
-            rustix::fs::seek(file, SeekFrom::Start(start + sent as u64))?;
-        }
-        Ok(sent)
-    }
-
     /// Moves up to `count` received bytes into a pipe, as many as it accepts at once. Waits for
     /// bytes if the descriptor blocks, and for room in the pipe unless the pipe or the call is
     /// `nonblocking`. Bytes that the pipe does not accept stay in the socket.

@@ -253,8 +253,11 @@ impl Driver {
             return state;
         }
         while state.running > 0 {
-            let waited = self.instance.settled.wait_timeout(state, SETTLE_MAX);
-            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            let settled = &self.instance.settled;
+            let (guard, timeout) = state.wait(|guard| {
+                let waited = settled.wait_timeout(guard, SETTLE_MAX);
+                waited.unwrap_or_else(PoisonError::into_inner)
+            });
             state = guard;
             if timeout.timed_out() {
                 eprintln!("towpath: a system call does not end");

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use towpath::events::custom::{Step, Task};
 use towpath::events::{BlockRange, FileSource, Load};
-use towpath::layers::net::socket::{SendFlags, SocketId};
+use towpath::layers::net::socket::SocketId;
 use towpath::layers::packet::Lender;
 
 /// Bytes that are passed on before other tasks get a turn.
@@ -159,23 +159,10 @@ impl Part {
 
     /// Sends bytes from `from` on, as many as there is room for. Returns their number.
     fn send(&self, from: usize, state: &mut State, id: SocketId) -> Outcome<usize> {
-        let rest = &self.bytes()[from..];
-        if let Self::Lent(block) = self {
-            let room = state.with(|sockets, cx| sockets.send_room(id, cx.now))?;
-            if room == 0 {
-                return Err(Errno::AGAIN);
-            }
-            let len = rest.len().min(room).min(u32::MAX as usize);
-            let sent = state.with_loans(|sockets, loans, cx| {
-                let piece = loans.lend_shared(block, (from, len as u32), block.clone(), 0)?;
-                Some(sockets.send_piece(id, piece, cx).map(|()| len))
-            });
-            if let Some(sent) = sent {
-                return Ok(sent?);
-            }
-            // No descriptor of a loan is free: the bytes are copied below.
+        match self {
+            Self::Copied(bytes) => state.send_bytes(id, &bytes[from..]),
+            Self::Lent(block) => state.send_block(id, block, from),
         }
-        Ok(state.with(|sockets, cx| sockets.send(id, &[rest], SendFlags::default(), cx))?)
     }
 }
 

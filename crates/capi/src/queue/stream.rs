@@ -1,6 +1,7 @@
 //! Streams for operations: of an instance or of the kernel.
 
 use super::socket::{Place, READS, WRITES, attempt};
+use super::taken::Taken;
 use super::work::Other;
 use crate::errno::{Errno, Outcome};
 use crate::instance::Instance;
@@ -79,6 +80,26 @@ impl End {
             }),
             Self::Kernel(socket) => uninterrupted(|| rustix::net::send(&*socket, bytes, flags)),
         }
+    }
+}
+
+impl End {
+    /// Sends the beginning of what was taken from a stream, without its first `from` bytes.
+    /// [`Errno::AGAIN`] if there is no room.
+    pub(super) fn pass_on(&mut self, taken: &Taken, from: usize, waker: &Waker) -> Outcome<usize> {
+        let (Self::Instance(place), Some(piece)) = (&mut *self, taken.piece()) else {
+            return taken.with(|bytes| self.send(&bytes[from..], waker));
+        };
+        attempt(place, (WRITES, waker), |state, id| {
+            let room = state.with(|sockets, cx| sockets.send_room(id, cx.now))?;
+            let len = room.min(piece.len() - from);
+            if len == 0 {
+                return Err(Errno::AGAIN);
+            }
+            let part = piece.piece().slice(from, len);
+            state.with(|sockets, cx| sockets.send_piece(id, part, cx))?;
+            Ok(len)
+        })
     }
 }
 

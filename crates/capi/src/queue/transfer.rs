@@ -1,6 +1,6 @@
 //! Transfers that involve an instance: from a file to one of its streams
-//! ([`send_file`](super::send_file)) and back, and between two streams, one of which may belong to
-//! the kernel.
+//! ([`send_file`](super::send_file)) and back, from one of its streams to another stream
+//! ([`splice`](super::splice)), and from a stream of the kernel.
 //!
 //! # Theory of operation
 //!
@@ -16,6 +16,7 @@
 use super::pending::Pending;
 use super::reports::Report;
 use super::send_file::SendFile;
+use super::splice::Splice;
 use super::stream::{End, duplicate};
 use super::work::{Other, Transfer, Way, copied};
 use crate::errno::{Errno, Outcome};
@@ -98,7 +99,14 @@ pub(super) fn begin(
             return Ok((token, Pending::Transfer(report)));
         }
         Way::ReceiveFile => Route::ReceiveFile(own, Part::new(&transfer, false)?),
-        Way::Splice => Route::Splice(own, End::of(transfer.other)?),
+        Way::Splice => match (own, End::of(transfer.other)?) {
+            (End::Instance(from), to) => {
+                let task = Splice::new(from, to, transfer.count, transfer.rest, report.clone());
+                let token = events.start(task, deadline, data)?;
+                return Ok((token, Pending::Transfer(report)));
+            }
+            (from, to) => Route::Splice(from, to),
+        },
     };
     let moving = Moving::new(route, transfer.count, transfer.rest, report.clone());
     let token = events.start(moving, deadline, data)?;

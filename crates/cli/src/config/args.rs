@@ -6,34 +6,40 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use towpath_gateway::config::{MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
+use towpath_gateway::config::{LendToHost, MTU_MAX, MTU_MIN, Subnet4, Subnet6, parse_size};
 use towpath_gateway::network::{BUSY_POLL_MAX, QUEUE_LEN_MAX};
 use towpath_gateway::services::wire::domain::DomainName;
 use towpath_net::tcp::congestion::Kind;
 
-use crate::config::netfile::{Pool, parse_congestion, parse_duration};
+use crate::config::netfile::{Pool, parse_congestion, parse_duration, parse_lend_to_host};
 use crate::exit;
 
 pub(crate) use attach::{AsArguments, AttachArguments, NoConfig};
 pub(crate) use capture::CaptureArguments;
 pub(crate) use doctor::{CompletionsArguments, DoctorArguments, ManArguments};
+pub(crate) use egress::EgressArguments;
 pub(crate) use engines::{Engine, EnginesAction, EnginesArguments};
+pub(crate) use flows::FlowsArguments;
 pub(crate) use link::{Address, InterfaceArguments, LinkArguments};
 pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use native::NativeArguments;
+pub(crate) use policy::{PolicyAction, PolicyArguments};
 pub(crate) use publish::PublishArguments;
 pub(crate) use stats::StatsArguments;
 pub(crate) use top::TopArguments;
 pub(crate) use uplinks::{PortUplink, UplinkArguments};
-pub(crate) use workers::{NetworkWorkers, Workers, parse_workers};
+pub(crate) use workers::{NetworkWorkers, Workers, WorkersAction, WorkersArguments, parse_workers};
 
 mod attach;
 mod capture;
 mod doctor;
+mod egress;
 mod engines;
+mod flows;
 mod link;
 mod machine;
 mod native;
+mod policy;
 mod publish;
 mod stats;
 mod top;
@@ -56,10 +62,13 @@ pub(crate) enum Action {
     Up(Box<UpArguments>),
     Ls(LsArguments),
     Port(PortArguments),
+    Workers(WorkersArguments),
     Lease(LeaseArguments),
     Publish(PublishArguments),
+    Policy(PolicyArguments),
     Capture(CaptureArguments),
     Stats(StatsArguments),
+    Flows(FlowsArguments),
     Top(TopArguments),
     As(AsArguments),
     Engines(EnginesArguments),
@@ -276,11 +285,11 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 ///
 /// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
 /// port, `connected` or `disconnected` (of an interface: up or down), queued packets and queue
-/// length, VLANs, `open` or `isolated`, and the attachment. With `leases`, each line is a leased
-/// address: PID, address, seconds left, MAC address, port, name, and `static` for a static lease.
-/// Static leases that are not taken follow; their `seconds` are null in JSON. With `published`,
-/// each line is a port or a range of ports of the host, with the machine and port that it leads to;
-/// `program` is the program of a `towpath run` or `towpath attach`.
+/// length, VLANs, `open` or `isolated`, the worker, and the attachment. With `leases`, each line is
+/// a leased address: PID, address, seconds left, MAC address, port, name, and `static` for a static
+/// lease. Static leases that are not taken follow; their `seconds` are null in JSON. With
+/// `published`, each line is a port or a range of ports of the host, with the machine and port that
+/// it leads to; `program` is the program of a `towpath run` or `towpath attach`.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
@@ -525,10 +534,18 @@ pub(crate) struct GatewayArguments {
     #[arg(long, value_name = "NAME", value_parser = parse_congestion, help_heading = "Network")]
     pub(crate) congestion: Option<Kind>,
 
+    /// Lend what TCP sends to other machines to the kernel instead of having it copied: never,
+    /// always, or auto: where it costs less [default: never]
+    #[arg(long, value_name = "WHEN", value_parser = parse_lend_to_host, help_heading = "Network")]
+    pub(crate) lend_to_host: Option<LendToHost>,
+
     /// Map the inside address ADDR, for example 10.0.2.2, to the host's loopback (127.0.0.1, ::1);
     /// may be repeated. Without it, services that listen only there are unreachable.
     #[arg(long, value_name = "ADDR", help_heading = "Network")]
     pub(crate) map_host_loopback: Vec<IpAddr>,
+
+    #[command(flatten)]
+    pub(crate) egress: EgressArguments,
 
     /// Memory limit for packets; suffixes K, M, G [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]

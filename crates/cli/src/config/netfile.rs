@@ -13,10 +13,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use towpath_gateway::config::{
-    FLOWS_MAX, MTU_MAX, MTU_MIN, MulticastService, Subnet4, Subnet6, WORKERS_MAX, parse_size,
+    FLOWS_MAX, LendToHost, MTU_MAX, MTU_MIN, MulticastService, Subnet4, Subnet6, WORKERS_MAX,
+    parse_size,
 };
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
+use towpath_gateway::egress::policy::Policy;
 use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
 use towpath_gateway::publish::{Existing, PortChange, Target};
 use towpath_gateway::services::LEASES_PER_PORT_MAX;
@@ -25,6 +27,7 @@ use towpath_net::switch::Role;
 use towpath_net::tcp::congestion::Kind;
 
 use crate::config::document::Document;
+use crate::config::policy_file;
 
 /// Longest file in bytes: enough for a thousand ports with all settings.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -41,6 +44,7 @@ pub(crate) struct NetFile {
     pub(crate) memory: Option<usize>,
     pub(crate) max_flows: Option<usize>,
     pub(crate) congestion: Option<Kind>,
+    pub(crate) lend_to_host: Option<LendToHost>,
     pub(crate) resolvers: Vec<IpAddr>,
     pub(crate) map_host_loopback: Vec<IpAddr>,
     pub(crate) multicast: Vec<MulticastService>,
@@ -50,6 +54,8 @@ pub(crate) struct NetFile {
     pub(crate) autonomous: Option<bool>,
     pub(crate) dhcp: Dhcp,
     pub(crate) ports: PortDefaults,
+    /// Which hosts outside may be reached.
+    pub(crate) egress: Option<Policy>,
     /// Operations, each with its place in the file.
     pub(crate) operations: Vec<(String, Operation)>,
 }
@@ -150,9 +156,11 @@ impl NetFile {
                 .map(|workers| workers as usize),
             max_flows: fields.number("max-flows", 1, FLOWS_MAX as u64)?.map(|max| max as usize),
             congestion: fields.parsed_by("congestion", parse_congestion)?,
+            lend_to_host: fields.parsed_by("lend-to-host", parse_lend_to_host)?,
             resolvers: fields.list("resolvers")?,
             map_host_loopback: fields.list("map-host-loopback")?,
             multicast: fields.list("multicast")?,
+            egress: policy_file::of_table(&mut fields)?,
             ..Self::default()
         };
         let mut ipv4 = None;
@@ -261,11 +269,20 @@ where
 
 /// Parses the name of a congestion control.
 pub(crate) fn parse_congestion(text: &str) -> Result<Kind, String> {
-    Kind::from_name(text).ok_or_else(|| {
-        let names: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-        let (last, others) = names.split_last().unwrap_or((&"none", &[]));
-        format!("expected {} or {last}", others.join(", "))
-    })
+    Kind::from_name(text).ok_or_else(|| expected(Kind::ALL.iter().map(|kind| kind.name())))
+}
+
+/// Parses when to lend to the host's kernel.
+pub(crate) fn parse_lend_to_host(text: &str) -> Result<LendToHost, String> {
+    let names = LendToHost::ALL.iter().map(|when| when.name());
+    LendToHost::from_name(text).ok_or_else(|| expected(names))
+}
+
+/// Returns what is wrong with a text that is none of these names.
+fn expected(names: impl Iterator<Item = &'static str>) -> String {
+    let names: Vec<&str> = names.collect();
+    let (last, others) = names.split_last().unwrap_or((&"none", &[]));
+    format!("expected {} or {last}", others.join(", "))
 }
 
 /// Parses a time: a number of seconds, or a number with the suffix `s`, `m`, `h` or `d`.
@@ -316,6 +333,7 @@ mod tests {
             ("mtu = 100", "1:1: 'mtu': expected a number from 576 to 65520, got 100"),
             ("multicast = ['mdns', 'x']", "1:1: 'multicast': 'x': expected mdns or ssdp"),
             ("congestion = 'vegas'", "1:1: 'congestion': 'vegas': expected reno, cubic or bbr"),
+            ("lend-to-host = 'yes'", "1:1: 'lend-to-host': 'yes': expected never, auto or always"),
             ("max-flows = 0", "1:1: 'max-flows': expected a number from 1 to 1048576, got 0"),
             ("queue-len = 0", "1:1: 'queue-len': expected a number from 1 to 1048576, got 0"),
             ("\n\nmtuu = 1", "3:1: unknown key 'mtuu'; did you mean 'mtu'?"),

@@ -26,7 +26,7 @@ use towpath_net::wire::MacAddr;
 use crate::config::args::{UpArguments, Workers};
 use crate::config::machine::{self, Machine};
 use crate::config::netfile::{NetFile, Pool, PortDefaults};
-use crate::config::{link, settings};
+use crate::config::{egress, link, settings};
 
 /// Default domain of the guests.
 const DOMAIN: &str = "towpath.internal";
@@ -174,6 +174,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     gateway.memory = gateway.memory.or(file.memory);
     gateway.max_flows = gateway.max_flows.or(file.max_flows);
     gateway.congestion = gateway.congestion.or(file.congestion);
+    gateway.lend_to_host = gateway.lend_to_host.or(file.lend_to_host);
     gateway.subnet = gateway.subnet.or(file.ipv4.subnet);
     gateway.subnet6 = gateway.subnet6.or(file.ipv6.subnet);
     gateway.ipv4_only |= file.ipv6.is_off;
@@ -205,6 +206,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     // Those are for programs, whose interface is configured directly.
     config.further_addresses.clear();
     settings::check(&mut config, gateway);
+    config.egress = egress::enforcer(&gateway.egress, file.egress.clone())?;
     Ok(config)
 }
 
@@ -310,6 +312,7 @@ impl Plan {
                 Operation::Del(_)
                 | Operation::Set(..)
                 | Operation::DelLease(_)
+                | Operation::Workers(_)
                 | Operation::Ports(PortChange::Unpublish(..)) => {}
             }
         }

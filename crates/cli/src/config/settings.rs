@@ -16,7 +16,7 @@ use towpath_gateway::resolv;
 use towpath_io::namespace::listening::ephemeral_ports;
 
 use crate::config::args::{Arguments, GatewayArguments, NetworkArguments, Workers};
-use crate::config::{hints, link, routes};
+use crate::config::{egress, hints, link, routes};
 use crate::exit;
 use crate::messages::Messages;
 
@@ -65,6 +65,8 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         config.interface = name;
     }
     check(&mut config, &arguments.gateway);
+    config.egress = egress::enforcer(&arguments.gateway.egress, None)
+        .unwrap_or_else(|error| usage_error(&error));
     look_for_resolvers(&config, messages(&arguments.gateway));
     if let Some(path) = &arguments.pcap {
         let file = Arc::new(create_capture(path)?);
@@ -135,6 +137,7 @@ pub(crate) fn describe(arguments: &GatewayArguments) -> Config {
         memory_bytes: arguments.memory.unwrap_or(defaults.memory_bytes),
         flows_max: arguments.max_flows.unwrap_or(defaults.flows_max),
         congestion: arguments.congestion.unwrap_or(defaults.congestion),
+        lend_to_host: arguments.lend_to_host.unwrap_or(defaults.lend_to_host),
         ..defaults
     }
 }

@@ -3,11 +3,16 @@
 //! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
 //! answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
-//! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
+//! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`]. `DELETE` of
+//! [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a policy; see
+//! [`egress`](towpath_gateway::control::egress).
+
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use towpath_gateway::control::http::{Request, Response};
 use towpath_gateway::control::operations::{self, VLAN_MAX};
+use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::flows::{FlowPage, FlowQuery};
 use towpath_gateway::native::Link;
 use towpath_gateway::network::{Attachment, DeviceReport, Network, PortReport, TransactionError};
@@ -20,6 +25,7 @@ use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 use crate::control::figures;
 use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
+use crate::control::policy::{self, EGRESS};
 use crate::control::published::{self, Publishing};
 
 pub(crate) const PORTS: &str = "/v1/ports";
@@ -37,6 +43,9 @@ pub(crate) trait Serving: Publishing {
     /// Returns the number of workers.
     fn worker_count(&self) -> usize;
 
+    /// Returns what carries out the policy, if there is one.
+    fn egress(&self) -> Option<&Arc<Enforcer>>;
+
     /// Returns a page of a worker's flows; `None` if that worker does not answer.
     fn flows(&mut self, worker: usize, query: &FlowQuery) -> Option<FlowPage>;
 }
@@ -50,7 +59,7 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         ("GET", PORTS) => {
             let report = worker.inside().report(worker.now());
             let ports: Vec<_> = report.ports.iter().map(port).collect();
-            Response::json(200, &json!({ "ports": ports }))
+            Response::json(200, &json!({ "workers": report.workers, "ports": ports }))
         }
         ("GET", STATS) => Response::json(200, &figures(worker)),
         ("GET", METRICS) => {
@@ -60,7 +69,8 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         ("GET", LEASES) => Response::json(200, &leases(worker)),
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
         ("POST", TRANSACTION) => transaction(worker, request.body),
-        (_, PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION) => {
+        ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
+        (_, PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS) => {
             wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
         }
         _ => unknown_path(request, &[PORTS, LEASES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),
@@ -90,11 +100,13 @@ pub(crate) fn answer_gateway(
                 _ => serving.flows(worker, query),
             })
         }
+        ("DELETE", target) if flows::is_meant(target) => flows::end(target, native),
         ("GET", PUBLISHED) => {
             Response::json(200, &published::list(serving.published().into_iter()))
         }
         ("POST", TRANSACTION) => published::transaction(serving, request.body),
-        (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION) => {
+        ("POST", EGRESS) => policy::replace(serving.egress(), request.body),
+        (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS) => {
             wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
         }
         _ => unknown_path(request, &[PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),

@@ -1,6 +1,8 @@
 //! The counters of an instance as JSON; the manual page describes the names.
 
 use serde_json::{Map, Value, json};
+use towpath_gateway::egress::enforcer::Summary;
+use towpath_gateway::flows::LentToHost;
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
 
@@ -36,17 +38,9 @@ pub(crate) fn object(report: &Report) -> Value {
             "hit_rate": report.hit_rate(),
             "recalled": report.recalled,
         },
+        "lent_to_host": lent_to_host(report),
         "flows": { "tcp": tcp, "udp": udp, "echo": echo },
-        "joined": {
-            "flows": report.joined,
-            "begun": gateway.joined,
-            "refused": gateway.joined_refused,
-            "udp_flows": report.joined_udp,
-            "udp_begun": gateway.joined_udp,
-            "udp_refused": gateway.joined_udp_refused,
-            "bytes_out": gateway.joined_bytes_out,
-            "bytes_in": gateway.joined_bytes_in,
-        },
+        "joined": joined(report),
         "packets": {
             "from_program": stack.packets_in,
             "to_program": stack.packets_out,
@@ -63,17 +57,65 @@ pub(crate) fn object(report: &Report) -> Value {
     if let Some(native) = &report.native {
         object["native"] = json!({
             "flows": native.open,
+            "listeners": native.listeners,
             "begun": native.begun,
             "refused": native.refused,
+            "ended": native.ended,
             "bytes_out": native.bytes_out,
             "bytes_in": native.bytes_in,
             "interface": named(&mut native.interface()),
         });
     }
+    if let Some(summary) = &report.egress {
+        object["egress"] = egress(summary);
+    }
     if !report.workers.is_empty() {
         object["workers"] = workers(&report.workers);
     }
     object
+}
+
+/// Returns the counters of flows that bypass the stack.
+fn joined(report: &Report) -> Value {
+    let gateway = &report.gateway;
+    json!({
+        "flows": report.joined,
+        "begun": gateway.joined,
+        "refused": gateway.joined_refused,
+        "udp_flows": report.joined_udp,
+        "udp_begun": gateway.joined_udp,
+        "udp_refused": gateway.joined_udp_refused,
+        "bytes_out": gateway.joined_bytes_out,
+        "bytes_in": gateway.joined_bytes_in,
+    })
+}
+
+/// Returns what a policy has decided.
+fn egress(Summary { generation, counters, by_rule }: &Summary) -> Value {
+    let rule = |(id, [allowed, denied]): &(String, [u64; 2])| {
+        (id.clone(), json!({ "allowed": allowed, "denied": denied }))
+    };
+    json!({
+        "policy": generation,
+        "allowed": counters.allowed,
+        "denied": counters.denied,
+        "questions_refused": counters.questions_refused,
+        "answers_refused": counters.answers_refused,
+        "audit_lost": counters.audit_lost,
+        "rules": Value::Object(by_rule.iter().map(rule).collect()),
+    })
+}
+
+/// Returns what was lent to the host's kernel.
+fn lent_to_host(report: &Report) -> Value {
+    let LentToHost { bytes, calls, copied, refused } = report.gateway.lent;
+    json!({
+        "bytes": bytes,
+        "calls": calls,
+        "copied_after_all": copied,
+        "refused": refused,
+        "frame_bytes": report.held_by_host,
+    })
 }
 
 /// Returns the counters of each of several workers, by its number.

@@ -1,15 +1,19 @@
-//! Lists of open flows on a control socket: `GET` of [`FLOWS`], a page at a time.
+//! Open flows on a control socket: `GET` of [`FLOWS`] lists them, a page at a time, and `DELETE`
+//! ends a native one.
 //!
-//! The query has `worker`, from 0 on; `from`, where the page begins: 0, or `next` of the page
-//! before; `most`, the flows to describe; `moved-min`, the least number of bytes that a described
-//! flow has moved since it was last visited. All of them have defaults. `towpath_gateway`'s module
-//! of flow lists says what a page costs.
+//! The query of a list has `worker`, from 0 on; `from`, where the page begins: 0, or `next` of the
+//! page before; `most`, the flows to describe; `moved-min`, the least number of bytes that a
+//! described flow has moved since it was last visited. All of them have defaults.
+//! `towpath_gateway`'s module of flow lists says what a page costs. That of an end has `flow`, the
+//! [`name`] of the flow.
 
 use std::fmt::{self, Display, Write as _};
 use std::net::SocketAddr;
 
+use serde_json::json;
 use towpath_gateway::control::http::Response;
-use towpath_gateway::flows::{FlowPage, FlowQuery, LISTED_MAX, ListedFlow};
+use towpath_gateway::flows::{FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow};
+use towpath_gateway::native::{Ended, Link};
 use towpath_net::tcp::Info;
 
 pub(crate) const FLOWS: &str = "/v1/flows";
@@ -42,6 +46,49 @@ pub(crate) fn answer(
 /// Returns the target of a request for a page.
 pub(crate) fn target(worker: u64, from: u64, most: usize, moved_min: u64) -> String {
     format!("{FLOWS}?worker={worker}&from={from}&most={most}&moved-min={moved_min}")
+}
+
+/// Returns the name of a flow among all of an instance: `WORKER/PROTOCOL/ID`.
+pub(crate) fn name(worker: u64, protocol: &str, id: &str) -> String {
+    format!("{worker}/{protocol}/{id}")
+}
+
+/// Returns the target of a request to end the flow with this [name].
+pub(crate) fn end_target(name: &str) -> String {
+    format!("{FLOWS}?flow={name}")
+}
+
+/// Answers a request to end a flow; `native` has the native ones.
+pub(crate) fn end(target: &str, native: Option<&mut Link>) -> Response {
+    let Some((_, name)) = target.split_once("?flow=") else {
+        return Response::error(400, "expected ?flow=NAME; `towpath flows` lists the names");
+    };
+    let Some((protocol, id)) = parse_name(name) else {
+        let message = format!("'{name}' is not the name of a flow; `towpath flows` lists them");
+        return Response::error(400, &message);
+    };
+    let Some(native) = native.filter(|_| protocol == FlowKind::Native.name()) else {
+        return Response::error(
+            400,
+            &format!("flow {name} is not native; only those can be ended"),
+        );
+    };
+    let refused = |status, why: &str| Response::error(status, &format!("flow {name}: {why}"));
+    match native.end(id) {
+        Some(Ended::Reset) => Response::json(200, &json!({ "ended": name })),
+        Some(Ended::Gone) => refused(409, "it is over already"),
+        Some(Ended::Hidden) => refused(409, "no process has its socket open now; ask again later"),
+        None => refused(503, "no answer yet; it may end later"),
+    }
+}
+
+/// Returns the protocol and the ID in the name of a flow.
+fn parse_name(name: &str) -> Option<(&str, (u32, u32))> {
+    let (worker, rest) = name.split_once('/')?;
+    let (protocol, id) = rest.split_once('/')?;
+    let (index, generation) = id.split_once('.')?;
+    let _: u64 = worker.parse().ok()?;
+    Some((protocol, (index.parse().ok()?, generation.parse().ok()?)))
 }
 
 /// Returns the worker and the query of a target.
@@ -97,6 +144,7 @@ fn flow(out: &mut String, flow: &ListedFlow) {
     let mut object = Object::begin(out);
     object.word("id", format_args!("{index}.{generation}"));
     object.word("protocol", flow.kind.name());
+    object.word("path", flow.kind.path());
     object.word("program", Address(flow.program));
     match flow.peer {
         Some(peer) => object.word("peer", Address(peer)),
@@ -259,6 +307,7 @@ mod tests {
         let all = read(&text(&page, 1, 2));
         assert_eq!(all["next"], 1_u64 << 33);
         let [tcp, udp, echo] = all["flows"].as_array().unwrap().as_slice() else { panic!("{all}") };
+        assert_eq!((&tcp["protocol"], &tcp["path"]), (&"tcp".into(), &"interface".into()));
         assert_eq!((&tcp["id"], &tcp["peer"]), (&"7.4294967295".into(), &"[fd00::1]:443".into()));
         assert_eq!((&tcp["bytes-out"], &tcp["tcp"]["rtt-us"]), (&u64::MAX.into(), &85.into()));
         assert_eq!(
@@ -271,6 +320,20 @@ mod tests {
         );
         let empty = read(&text(&FlowPage::default(), 0, 1));
         assert_eq!((&empty["flows"], &empty["next"]), (&serde_json::json!([]), &Value::Null));
+    }
+
+    #[test]
+    fn names_of_flows() {
+        let native = name(2, "native", "7.1");
+        assert_eq!(parse_name(&native), Some(("native", (7, 1))));
+        assert!(is_meant(&end_target(&native)));
+        let missing = FLOWS.to_owned();
+        for wrong in [missing, end_target(""), end_target("1/native"), end_target("a/native/1.1")] {
+            let answer = end(&wrong, None).to_bytes();
+            assert!(answer.starts_with(b"HTTP/1.1 400 "), "{wrong}");
+        }
+        let answer = String::from_utf8(end(&end_target("0/tcp/1.1"), None).to_bytes()).unwrap();
+        assert!(answer.contains("flow 0/tcp/1.1 is not native"), "{answer}");
     }
 
     #[test]

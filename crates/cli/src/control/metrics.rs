@@ -4,6 +4,7 @@
 
 use std::fmt::{Display, Write as _};
 
+use towpath_gateway::egress::enforcer::Summary;
 use towpath_gateway::native::NativeCounters;
 use towpath_gateway::network::{Attachment, NetworkReport};
 use towpath_gateway::report::{Report, WorkerShare};
@@ -39,24 +40,12 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     let mut payload = Family::counter(&mut out, "towpath_gateway_bytes", help);
     payload.add("direction=\"out\"", report.gateway.bytes_out);
     payload.add("direction=\"in\"", report.gateway.bytes_in);
-    let help = "Open joined connections, which bypass the stack.";
-    Family::gauge(&mut out, "towpath_joined_flows", help).add("", report.joined);
-    let help = "Connections to joined ports, by result.";
-    let mut joined = Family::counter(&mut out, "towpath_joined_connections", help);
-    let refused = report.gateway.joined_refused;
-    joined.add("result=\"refused\"", refused);
-    joined.add("result=\"taken\"", report.gateway.joined - refused);
-    let help = "Open joined UDP flows, which bypass the stack.";
-    Family::gauge(&mut out, "towpath_joined_udp_flows", help).add("", report.joined_udp);
-    let help = "Datagrams to joined ports that no program of the host received.";
-    let mut refused = Family::counter(&mut out, "towpath_joined_udp_refused", help);
-    refused.add("", report.gateway.joined_udp_refused);
-    let help = "Payload bytes of joined flows, which no other metric counts.";
-    let mut bytes = Family::counter(&mut out, "towpath_joined_bytes", help);
-    bytes.add("direction=\"out\"", report.gateway.joined_bytes_out);
-    bytes.add("direction=\"in\"", report.gateway.joined_bytes_in);
+    joined(&mut out, report);
     if let Some(counters) = &report.native {
         native(&mut out, counters);
+    }
+    if let Some(summary) = &report.egress {
+        egress(&mut out, summary);
     }
     let mut copied = Family::counter(
         &mut out,
@@ -91,13 +80,36 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
     out
 }
 
+fn joined(out: &mut String, report: &Report) {
+    let help = "Open joined connections, which bypass the stack.";
+    Family::gauge(out, "towpath_joined_flows", help).add("", report.joined);
+    let help = "Connections to joined ports, by result.";
+    let mut joined = Family::counter(out, "towpath_joined_connections", help);
+    let refused = report.gateway.joined_refused;
+    joined.add("result=\"refused\"", refused);
+    joined.add("result=\"taken\"", report.gateway.joined - refused);
+    let help = "Open joined UDP flows, which bypass the stack.";
+    Family::gauge(out, "towpath_joined_udp_flows", help).add("", report.joined_udp);
+    let help = "Datagrams to joined ports that no program of the host received.";
+    let mut refused = Family::counter(out, "towpath_joined_udp_refused", help);
+    refused.add("", report.gateway.joined_udp_refused);
+    let help = "Payload bytes of joined flows, which no other metric counts.";
+    let mut bytes = Family::counter(out, "towpath_joined_bytes", help);
+    bytes.add("direction=\"out\"", report.gateway.joined_bytes_out);
+    bytes.add("direction=\"in\"", report.gateway.joined_bytes_in);
+}
+
 fn native(out: &mut String, counters: &NativeCounters) {
     let help = "Open connections over native sockets.";
     Family::gauge(out, "towpath_native_flows", help).add("", counters.open);
+    let help = "Open native listeners.";
+    Family::gauge(out, "towpath_native_listeners", help).add("", counters.listeners);
     let help = "Connections for native sockets, by result.";
     let mut connections = Family::counter(out, "towpath_native_connections", help);
     connections.add("result=\"refused\"", counters.refused);
     connections.add("result=\"taken\"", counters.begun);
+    let help = "Native connections that were ended on request.";
+    Family::counter(out, "towpath_native_ended", help).add("", counters.ended);
     let help = "Connections that took the interface instead of a native socket, by reason.";
     let mut kept = Family::counter(out, "towpath_native_interface", help);
     for (reason, count) in counters.interface() {
@@ -107,6 +119,23 @@ fn native(out: &mut String, counters: &NativeCounters) {
     let mut bytes = Family::counter(out, "towpath_native_bytes", help);
     bytes.add("direction=\"out\"", counters.bytes_out);
     bytes.add("direction=\"in\"", counters.bytes_in);
+}
+
+fn egress(out: &mut String, Summary { generation, counters, by_rule }: &Summary) {
+    let help = "Number of policies for flows so far.";
+    Family::gauge(out, "towpath_egress_policy", help).add("", *generation);
+    let help = "Flows that the rules of the present policy have judged, by rule and verdict.";
+    let mut flows = Family::counter(out, "towpath_egress_flows", help);
+    for (id, [allowed, denied]) in by_rule {
+        flows.add(&format!("rule=\"{id}\",verdict=\"allow\""), *allowed);
+        flows.add(&format!("rule=\"{id}\",verdict=\"deny\""), *denied);
+    }
+    let help = "Messages to and from resolvers that the policy refused.";
+    let mut refused = Family::counter(out, "towpath_egress_dns_refused", help);
+    refused.add("kind=\"answer\"", counters.answers_refused);
+    refused.add("kind=\"question\"", counters.questions_refused);
+    let help = "Records that are missing from the audit.";
+    Family::counter(out, "towpath_egress_audit_lost", help).add("", counters.audit_lost);
 }
 
 fn workers(out: &mut String, shares: &[WorkerShare]) {

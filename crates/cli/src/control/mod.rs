@@ -9,6 +9,7 @@ pub(crate) mod flows;
 pub(crate) mod hostfwd;
 pub(crate) mod instances;
 pub(crate) mod metrics;
+pub(crate) mod policy;
 pub(crate) mod port_socket;
 pub(crate) mod ports;
 pub(crate) mod published;

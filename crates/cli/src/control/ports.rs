@@ -1,4 +1,4 @@
-//! `towpath ls`, `port`, `lease` and `publish`: showing and changing running networks.
+//! `towpath ls`, `port`, `workers`, `lease` and `publish`: showing and changing running networks.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use towpath_gateway::publish::PROGRAM;
 
 use crate::config::args::{
     AddOrDel, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments, PublishArguments,
-    WhichNetwork,
+    WhichNetwork, WorkersAction, WorkersArguments,
 };
 use crate::config::settings;
 use crate::control::api;
@@ -91,6 +91,14 @@ pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
     let names = arguments.name.split(',');
     let operations = names.map(|name| operation(name, arguments)).collect();
     perform(checked(operations), &one(&arguments.which)?)
+}
+
+/// Changes the number of workers.
+pub(crate) fn set_workers(arguments: &WorkersArguments) -> Result<Ending, Failure> {
+    let operation = match arguments.action {
+        WorkersAction::Set => json!({ "workers": arguments.count }),
+    };
+    perform(vec![operation], &one(&arguments.which)?)
 }
 
 /// Adds or removes a static lease.

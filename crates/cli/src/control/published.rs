@@ -165,6 +165,7 @@ mod tests {
             (json!({ "publish": "10.0.2.20", "tcp": "80" }), true),
             (json!({ "unpublish": "10.0.2.20" }), true),
             (json!({ "del": "program" }), false),
+            (json!({ "workers": 2 }), false),
         ] {
             let body = json!({ "operations": [operation] }).to_string();
             let [operation] = operations::transaction(body.as_bytes()).unwrap().try_into().unwrap();

@@ -1,5 +1,7 @@
 //! Connects the command with the data path.
 
+mod threads;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,14 +11,13 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::fs::Mode;
 use rustix::process::umask;
-use towpath_gateway::capture::{FINISH_PATIENCE, Recording, Summary};
+use towpath_gateway::capture::{FINISH_PATIENCE, Summary};
 use towpath_gateway::config::Config;
 use towpath_gateway::flows::{
-    FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError,
-    allow_many_files,
+    JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, allow_many_files,
 };
-use towpath_gateway::native::Link;
-use towpath_gateway::publish::{HostPort, PortChange, Protocol, Publish, PublishId, Target};
+use towpath_gateway::native::{Link, Request};
+use towpath_gateway::publish::{HostPort, Protocol, Publish, PublishId, Target};
 use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::worker_group::WorkerGroup;
@@ -33,6 +34,7 @@ use crate::control::published::Publishing;
 use crate::control::socket::Control;
 use crate::messages::Messages;
 use crate::process::follow::{self, Follower};
+use threads::Threads;
 
 /// How long the flows of an ended program may take to deliver what it wrote.
 const LINGER: Duration = Duration::from_secs(5);
@@ -92,12 +94,6 @@ struct Capture {
     /// Readable when it has ended.
     ended: EventDoorbell,
     path: PathBuf,
-}
-
-/// One worker on this thread, or several.
-enum Threads {
-    One(Box<Worker>),
-    Several(Box<WorkerGroup>),
 }
 
 impl Gateway {
@@ -235,6 +231,7 @@ impl Gateway {
             ));
             self.ports = None;
         }
+        self.answer_native();
         self.leave_own();
     }
 
@@ -261,6 +258,33 @@ impl Gateway {
                 "the process that --native needs has ended: CMD cannot connect or listen any more; \
                  start it again",
             );
+        }
+        self.answer_native();
+    }
+
+    /// Does what the process of native sockets has asked for, and tells it which ports are not
+    /// published any more.
+    fn answer_native(&mut self) {
+        let Some(native) = &mut self.native else { return };
+        for port in self.workers.take_revoked() {
+            native.stop(port);
+        }
+        while let Some(request) = native.next_request() {
+            match request {
+                Request::Listen(wanted) => {
+                    let (port, backlog) = (wanted.port, wanted.backlog);
+                    let at = self.workers.listen_natively(&wanted.socket, port, backlog);
+                    native.answer_listen(&wanted, at);
+                }
+                Request::Ended(port) => {
+                    if !self.workers.native_ended(port) {
+                        self.messages.notice(
+                            "a published port is lost, as another program of the host listens \
+                             there (see 'ss -lnp'); publish another one",
+                        );
+                    }
+                }
+            }
         }
     }
 
@@ -352,6 +376,7 @@ impl Gateway {
             self.messages.notice(format_args!("the control socket failed and is closed: {error}"));
             self.control = None;
         }
+        self.answer_native();
         self.leave_own();
     }
 
@@ -395,6 +420,9 @@ impl Gateway {
             Threads::One(worker) => worker.finish(descriptors, LINGER)?,
             Threads::Several(workers) => workers.finish(descriptors, LINGER)?,
         }
+        if let Some(egress) = self.workers.egress() {
+            egress.write_learned()?;
+        }
         self.finish_capture(descriptors)
     }
 
@@ -402,117 +430,6 @@ impl Gateway {
     pub(crate) fn report(&mut self) -> Report {
         let native = self.native.as_mut().map(Link::last_counters);
         Report { native, ..self.workers.report() }
-    }
-}
-
-impl Threads {
-    fn join(&mut self, listeners: Vec<JoinedListener>) -> io::Result<()> {
-        match self {
-            Self::One(worker) => worker.join(listeners),
-            Self::Several(workers) => workers.join(listeners),
-        }
-    }
-
-    fn join_one(&mut self, listener: JoinedListener) -> io::Result<JoinId> {
-        match self {
-            Self::One(worker) => worker.join_one(listener),
-            Self::Several(workers) => workers.join_one(listener),
-        }
-    }
-
-    fn leave(&mut self, id: JoinId) {
-        match self {
-            Self::One(worker) => worker.leave(id),
-            Self::Several(workers) => workers.leave(id),
-        }
-    }
-
-    fn join_datagrams(&mut self, joined: JoinedDatagrams) -> io::Result<JoinedDatagramsId> {
-        match self {
-            Self::One(worker) => worker.join_datagrams(joined),
-            Self::Several(workers) => workers.join_datagrams(joined),
-        }
-    }
-
-    fn leave_datagrams(&mut self, id: JoinedDatagramsId) {
-        match self {
-            Self::One(worker) => worker.leave_datagrams(id),
-            Self::Several(workers) => workers.leave_datagrams(id),
-        }
-    }
-
-    fn join_published(&mut self, source: SocketSource) -> io::Result<()> {
-        match self {
-            Self::One(worker) => worker.join_published(source),
-            Self::Several(workers) => workers.join_published(source),
-        }
-    }
-
-    fn run_until(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        match self {
-            Self::One(worker) => worker.run_until(descriptors),
-            Self::Several(workers) => workers.run_until(descriptors),
-        }
-    }
-
-    fn recording(&mut self) -> Option<&mut Recording> {
-        match self {
-            Self::One(worker) => worker.recording(),
-            Self::Several(workers) => workers.recording(),
-        }
-    }
-}
-
-impl Publishing for Threads {
-    fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
-        match self {
-            Self::One(worker) => worker.publish(publish),
-            Self::Several(workers) => workers.publish(publish),
-        }
-    }
-
-    fn unpublish(&mut self, id: PublishId) -> bool {
-        match self {
-            Self::One(worker) => worker.unpublish(id),
-            Self::Several(workers) => workers.unpublish(id),
-        }
-    }
-
-    fn change_ports(&mut self, changes: Vec<PortChange>) -> Result<(), (usize, StartError)> {
-        match self {
-            Self::One(worker) => worker.change_ports(changes),
-            Self::Several(workers) => workers.change_ports(changes),
-        }
-    }
-
-    fn published(&self) -> Vec<(PublishId, &Publish)> {
-        match self {
-            Self::One(worker) => worker.published().collect(),
-            Self::Several(workers) => workers.published().collect(),
-        }
-    }
-}
-
-impl Serving for Threads {
-    fn report(&self) -> Report {
-        match self {
-            Self::One(worker) => worker.report(),
-            Self::Several(workers) => workers.report(),
-        }
-    }
-
-    fn worker_count(&self) -> usize {
-        match self {
-            Self::One(_) => 1,
-            Self::Several(workers) => workers.count(),
-        }
-    }
-
-    fn flows(&mut self, worker: usize, query: &FlowQuery) -> Option<FlowPage> {
-        match self {
-            Self::One(only) => Some(only.flows(query)),
-            Self::Several(workers) => workers.flows(worker, query),
-        }
     }
 }
 

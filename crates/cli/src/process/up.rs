@@ -89,6 +89,9 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let end = departure.as_ref().map(AsFd::as_fd);
     serve(&mut worker, &mut captures, (&signals, end), control, &messages)?;
     worker.with_inside(Network::shut_down);
+    if let Some(egress) = worker.egress() {
+        egress.write_learned().context("option --learn")?;
+    }
     if arguments.gateway.stats {
         messages.error(format_args!(
             "{}\n{}",

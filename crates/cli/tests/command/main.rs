@@ -9,6 +9,7 @@ mod attach;
 mod capture;
 mod capture_guests;
 mod changed_ports;
+mod changed_workers;
 mod completions;
 mod confinement;
 mod control;
@@ -159,6 +160,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
             "0 concurrent flows are out of range; expected 1 to 1048576",
         ),
         (&["run", "--congestion", "vegas"], "expected reno, cubic or bbr"),
+        (&["run", "--lend-to-host", "yes"], "expected never, auto or always"),
         (&["run", "--ifname", "a/b"], "'a/b' is not a valid name for a network interface"),
         (&["run", "--ready-fd", "1"], "--ready-fd"),
         (&["attach"], "PID"),

@@ -5,6 +5,7 @@
 //! reason. Tests run one after another: concurrent ones would take the processors from each other.
 
 mod dns;
+mod egress;
 mod ending;
 mod inside;
 mod iperf;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         join_published::tests(),
         programs::tests(),
         dns::tests(),
+        egress::tests(),
         ping::tests(),
         trace::tests(),
         udp::tests(),

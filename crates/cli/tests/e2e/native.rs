@@ -1,11 +1,14 @@
 //! `towpath run --native`: what is replaced, what is not, and that a hostile program gains nothing.
 
+mod listening;
+
 use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 use super::support::{
@@ -41,6 +44,9 @@ pub(crate) fn tests() -> Vec<Test> {
     tests.push(Test::new("native_python", &["python3"], python));
     tests.push(Test::new("native_supervisor_ends", &["gcc"], supervisor_ends));
     tests.push(Test::new("native_counters", &[], counters));
+    tests.push(Test::new("native_ended", &["gcc"], ended));
+    tests.push(Test::new("native_hidden", &["gcc"], hidden));
+    tests.extend(listening::tests());
     tests.into_iter().map(|test| test.unless(unsupported)).collect()
 }
 
@@ -349,11 +355,7 @@ fn counters(host: &mut Host) {
     let towpath = Towpath::new(["--native"]).found_by(host);
     let mut towpath = Process::start_held(towpath.command(["bash", "-c", script, &at]));
     towpath.wait_for_text("5006");
-    let ask = |words: &[&str]| {
-        let mut asking = command(TOWPATH, words);
-        asking.env("XDG_RUNTIME_DIR", host.file(""));
-        Process::start(asking).finish().success()
-    };
+    let ask = |words: &[&str]| asked(host, words).success();
     let pid = towpath.pid().to_string();
     let stats: serde_json::Value =
         serde_json::from_str(&ask(&["stats", "--json", &pid])).expect("an object");
@@ -362,6 +364,102 @@ fn counters(host: &mut Host) {
     assert_eq!((&native["bytes_out"], &native["bytes_in"]), (&6.into(), &5006.into()), "{stats}");
     let flows = ask(&["top", "--once", "--json", &pid]);
     assert!(flows.contains("\"native\"") && flows.contains(&at), "{flows}");
+    towpath.release();
+    let output = towpath.finish();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Runs towpath for an instance that is found by this host.
+fn asked(host: &Host, words: &[&str]) -> Output {
+    let mut asking = command(TOWPATH, words);
+    asking.env("XDG_RUNTIME_DIR", host.file(""));
+    Process::start(asking).finish()
+}
+
+/// Starts the test program, and waits until it has written `text`.
+fn begun(host: &Host, mode: &str, port: u16, text: &str) -> Process {
+    let words = [mode, THIS_V4, &port.to_string()].map(OsString::from);
+    let words = std::iter::once(program(host).into()).chain(words);
+    let towpath = Towpath::new(["--native"]).found_by(host);
+    let mut towpath = Process::start_held(towpath.command(words));
+    towpath.wait_for_text(text);
+    towpath
+}
+
+/// Returns the only open flow, which is native.
+fn native_flow(host: &Host, pid: &str) -> serde_json::Value {
+    // A busy machine answers late.
+    let listed = retry("a list of flows", || {
+        let output = asked(host, &["flows", "--json", pid]);
+        output.status.success().then_some(output.stdout)
+    });
+    let flow: serde_json::Value = serde_json::from_str(&listed).expect("one flow");
+    assert_eq!(flow["path"], "native", "{flow}");
+    flow
+}
+
+fn name_of(flow: &serde_json::Value) -> &str {
+    flow["name"].as_str().expect("a name")
+}
+
+/// What a busy machine makes towpath say: the flow ends nevertheless.
+const LATE: &str = "no answer yet; it may end later";
+
+/// Ends a flow.
+fn end_flow(host: &Host, pid: &str, name: &str) {
+    let output = asked(host, &["flows", "--end", name, pid]);
+    assert!(output.status.success() || output.stderr.contains(LATE), "{output:?}");
+}
+
+/// Asks for the end of a flow that is refused for a reason.
+fn end_refused(host: &Host, pid: &str, name: &str, why: &str) {
+    retry("an answer in time", || {
+        let output = asked(host, &["flows", "--end", name, pid]);
+        assert!(!output.status.success(), "{output:?}");
+        let is_late = output.stderr.contains(LATE);
+        assert!(is_late || output.stderr.contains(why), "{output:?}");
+        (!is_late).then_some(())
+    });
+}
+
+/// Goal: a native flow is ended by its name while several processes have its socket: the program
+/// and the server see it, the program can do nothing with the socket, and connects anew.
+fn ended(host: &mut Host) {
+    host.outside();
+    let (ends, end) = mpsc::channel();
+    let server = Server::start(address(THIS_V4), move |stream| {
+        let echoed = echo(stream);
+        // The test may be over.
+        let _ = ends.send(echoed.err().map(|error| error.kind()));
+        Ok(())
+    });
+    let towpath = begun(host, "ended", server.port(), "open");
+    let pid = towpath.pid().to_string();
+    let flow = native_flow(host, &pid);
+    let name = name_of(&flow);
+    let listed = retry("a table of flows", || {
+        let output = asked(host, &["flows", &pid]);
+        output.status.success().then_some(output.stdout)
+    });
+    let line = listed.lines().find(|line| line.starts_with(name)).expect("a line");
+    assert_eq!(line.split_ascii_whitespace().nth(1), Some("native"), "{listed}");
+    end_refused(host, &pid, "9/native/77.1", "it is over already");
+    end_flow(host, &pid, name);
+    let output = towpath.finish();
+    assert_eq!(output.stdout, "open\nanew\n", "{output:?}");
+    let ends = [end.recv(), end.recv()];
+    assert!(ends.contains(&Ok(Some(io::ErrorKind::ConnectionReset))), "{ends:?}");
+    assert!(output.stderr.contains("native ended      1 on request\n"), "{}", output.stderr);
+    assert_eq!(paths(&output), (2, 0), "{}", output.stderr);
+}
+
+/// Goal: a flow whose socket no process has open is not ended, and that is reported.
+fn hidden(host: &mut Host) {
+    let server = outside(host);
+    let mut towpath = begun(host, "hidden", server.port(), "hidden");
+    let pid = towpath.pid().to_string();
+    let flow = native_flow(host, &pid);
+    end_refused(host, &pid, name_of(&flow), "no process has its socket open now");
     towpath.release();
     let output = towpath.finish();
     assert!(output.status.success(), "{output:?}");

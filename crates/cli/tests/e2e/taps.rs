@@ -13,7 +13,10 @@ use super::support::{
 };
 
 pub(crate) fn tests() -> Vec<Test> {
-    vec![Test::new("up_with_namespaces", &["nsenter"], namespaces)]
+    vec![
+        Test::new("up_with_namespaces", &["nsenter"], namespaces),
+        Test::new("up_with_changed_workers", &["nsenter"], changed_workers),
+    ]
 }
 
 /// Bytes of a transfer.
@@ -112,6 +115,49 @@ fn namespaces(host: &mut Host) {
     fetch(&blue, Family::V4);
     towpath.signal(Signal::INT);
     towpath.finish().success();
+}
+
+/// Goal: the number of workers changes while TCP flows pass between TAP devices and through the
+/// gateway. All bytes arrive, and the switch drops no packet.
+fn changed_workers(host: &mut Host) {
+    const NUMBERS: [&str; 6] = ["2", "4", "1", "3", "8", "1"];
+    let sockets = host.file("");
+    let mut up = Command::new(TOWPATH);
+    up.env("XDG_RUNTIME_DIR", &sockets);
+    up.args(["up", "-v", "--tap", "green0", "--tap", "grey0", "--map-host-loopback", "10.0.2.2"]);
+    let mut towpath = Process::start(up);
+    towpath.wait_for_text("serving 2 ports");
+    let (green, grey) = (Guest::new("green0", "10.0.2.22"), Guest::new("grey0", "10.0.2.23"));
+    let mut server = grey.start("echo-server", &[&PORT.to_string()]);
+    server.wait_for_text("listening");
+    let source =
+        Server::start(Family::V4.loopback(), |stream| Pattern::new(TRANSFER).write_to(&stream));
+    let host_side = SocketAddr::new(Family::V4.gateway(), source.port()).to_string();
+    let other = SocketAddr::new(grey.address(Family::V4), PORT).to_string();
+    for _ in 0..4 {
+        let echo = green.start("half-close", &[&other, &TRANSFER.to_string()]);
+        let download = grey.start("download", &[&host_side, &TRANSFER.to_string()]);
+        for count in NUMBERS {
+            ask(&sockets, &["workers", "set", count]);
+        }
+        for transfer in [echo, download] {
+            assert_eq!(transfer.finish().success(), format!("read {TRANSFER}\n"));
+        }
+    }
+    let stats = ask(&sockets, &["stats", &towpath.pid().to_string()]);
+    let full = stats.lines().find(|line| line.contains("queue_full") && !line.ends_with(" 0"));
+    assert_eq!(full, None, "{stats}");
+    server.signal(Signal::KILL);
+    server.finish();
+    towpath.signal(Signal::INT);
+    towpath.finish().success();
+}
+
+/// Runs `towpath` with arguments.
+fn ask(sockets: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(TOWPATH);
+    command.args(arguments).env("XDG_RUNTIME_DIR", sockets);
+    Process::start(command).finish().success()
 }
 
 /// The device of a port whose link is down has no carrier.

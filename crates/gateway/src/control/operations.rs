@@ -12,6 +12,7 @@
 //! - `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`: one of the two is enough, and each may be a
 //!   list. With `"if-absent": true`, ports that are published already and lead there stay.
 //! - `{"unpublish": GUEST}`, with or without `"tcp"` and `"udp"`.
+//! - `{"workers": N}`
 //!
 //! Settings are `"queue-len": N`, `"isolated": BOOL`, `"vlan": N` or `"trunk": LIST` with or
 //! without `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]` (what the station may use;
@@ -31,7 +32,7 @@ use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
 use super::fields::{Fields, Wrong};
-use crate::config::{MTU_MAX, MTU_MIN};
+use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX};
 use crate::network::{Attachment, Change, Operation, PortSettings, QUEUE_LEN_MAX};
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
@@ -102,9 +103,12 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         let only = if is_all { Vec::new() } else { publish(&mut fields, &guest)? };
         let only = only.iter().map(Publish::host_port).collect();
         Operation::Ports(PortChange::Unpublish(guest, (!is_all).then_some(only)))
+    } else if let Some(count) = fields.number("workers", 1, WORKERS_MAX as u64)? {
+        fields.forget_known();
+        Operation::Workers(count as usize)
     } else {
         return Err(fields.all_wrong(
-            "expected one of add, del, set, add-lease, del-lease, publish and unpublish",
+            "expected one of add, del, set, add-lease, del-lease, publish, unpublish and workers",
         ));
     };
     fields.finish()?;
@@ -391,6 +395,10 @@ mod tests {
             (json!({ "publish": "a", "tcp": ["80", "80"] }), "given twice"),
             (json!({ "publish": "a", "tcp": 80 }), "a string or a list of strings, got 80"),
             (json!({ "unpublish": "a", "ports": "80" }), "unknown key 'ports'"),
+            (json!({ "workers": 0 }), "'workers': expected a number from 1 to 8, got 0"),
+            (json!({ "workers": 9 }), "'workers': expected a number from 1 to 8, got 9"),
+            (json!({ "workers": "many" }), "'workers': expected a number from 1 to 8, got"),
+            (json!({ "workers": 2, "port": "a" }), "unknown key 'port'"),
             (json!({ "add-lease": 1 }), "expected a table, got 1"),
             (json!({ "add-lease": { "ipv4": "10.0.2.9" } }), "one of port, mac"),
             (json!({ "add-lease": { "port": "a", "mac": "02:00:00:00:00:01" } }), "port and mac"),

@@ -24,6 +24,7 @@
 //!
 //! docs/limits.md has the sums.
 
+use super::lent::LENT_OF_LARGE;
 use super::{HOST_READ_SHARE, Io};
 use std::time::Duration;
 use towpath_net::stack::{Frames, TcpHandle, Usage};
@@ -74,9 +75,10 @@ const SEND_SHARE_MIN: usize = LARGE_FRAME_BYTES;
 // Bytes that wait for hosts and bytes that were read ahead leave half of the memory.
 const _: () = assert!(OUT_SHARE + 256 - PLENTY as usize <= 128, "half is left to bytes that move");
 const _: () = assert!(MOMENT_SHARE <= 64, "it is part of that half");
-// Guests that acknowledge nothing leave enough to read from hosts.
+// Guests that acknowledge nothing, and hosts that acknowledge nothing of what was lent, leave
+// enough to read from hosts.
 const _: () = assert!(
-    OUT_SHARE + IN_SHARE < 256 - HOST_READ_SHARE as usize,
+    OUT_SHARE + IN_SHARE + LENT_OF_LARGE < 256 - HOST_READ_SHARE as usize,
     "memory is left to read from hosts"
 );
 

@@ -61,6 +61,17 @@ impl FlowKind {
             Self::Native => "native",
         }
     }
+
+    /// Returns the name of the path that payload takes: `interface` is that of the program, and the
+    /// stack; `joined` passes by both, through a pipe; `native` is a socket of the host, which
+    /// the program has itself.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Tcp | Self::Udp | Self::Echo => "interface",
+            Self::Joined | Self::JoinedUdp => "joined",
+            Self::Native => "native",
+        }
+    }
 }
 
 /// A place in the flow tables: 3 bits of kind, 32 bits of index. Zero is the first place.

@@ -7,6 +7,12 @@
 //! without closing its sockets, so that no connection is refused in between. A guest known by name
 //! is looked up for each new connection, as its address may change.
 
+mod error;
+mod native;
+
+pub use error::StartError;
+pub use native::NativeListen;
+
 use super::accepted::Accepted;
 use super::route::Routes;
 use super::udp::PublishedBy;
@@ -14,7 +20,7 @@ use super::{Gateway, Io, Token, is_descriptor_shortage};
 use super::{Slot, Slots};
 use crate::owners::Buckets;
 use crate::publish::{HostPort, Protocol, Publish, PublishId, Target};
-use rustix::io::Errno;
+use error::start_error;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,7 +29,6 @@ use std::time::Duration;
 use towpath_io::reactor::{Interest, Reactor};
 use towpath_io::socket::{TcpListener, TcpSocket, UdpSocket};
 use towpath_net::time::Instant;
-use towpath_packet::NoMemory;
 
 /// Descriptors for a published TCP port: its socket for both IP versions, and one for a flow.
 const DESCRIPTORS_PER_TCP_PORT: u64 = 2;
@@ -36,91 +41,6 @@ const IN_USE_PATIENCE: Duration = Duration::from_millis(500);
 const IN_USE_PAUSE: Duration = Duration::from_millis(5);
 /// How long listeners pause when no file descriptor is left.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
-
-/// Why the gateway could not start, or a port could not be published.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Another socket uses the port.
-    #[error(
-        "{protocol} port {address} is in use on the host; stop the program that uses it (see \
-         'ss -lnp'), or publish another port"
-    )]
-    PortInUse {
-        /// `TCP` or `UDP`.
-        protocol: &'static str,
-        /// The address that was to be bound.
-        address: SocketAddr,
-    },
-    /// No permission to bind the port.
-    #[error(
-        "no permission to bind {protocol} port {address}; publish a port from 1024 up, or lower \
-         net.ipv4.ip_unprivileged_port_start"
-    )]
-    PortForbidden {
-        /// `TCP` or `UDP`.
-        protocol: &'static str,
-        /// The address that was to be bound.
-        address: SocketAddr,
-    },
-    /// The host does not have the address.
-    #[error(
-        "cannot bind {protocol} port {address}: the host does not have this address; see \
-         'ip address'"
-    )]
-    NoSuchAddress {
-        /// `TCP` or `UDP`.
-        protocol: &'static str,
-        /// The address that was to be bound.
-        address: SocketAddr,
-    },
-    /// Binding failed for another reason.
-    #[error("cannot bind {protocol} port {address}")]
-    Bind {
-        /// `TCP` or `UDP`.
-        protocol: &'static str,
-        /// The address that was to be bound.
-        address: SocketAddr,
-        /// The error of the system call.
-        source: io::Error,
-    },
-    /// A group of the host's network cannot be joined.
-    #[error(
-        "cannot join the multicast group of {group} on the host; another program may have the port \
-         for itself (see 'ss -lunp')"
-    )]
-    Multicast {
-        /// The group and its port.
-        group: SocketAddr,
-        /// The error of the system call.
-        source: io::Error,
-    },
-    /// More published ports than there are descriptors to spare.
-    #[error(
-        "publishing needs {needed} sockets, more than half of the {limit} descriptors that this \
-         process may have; raise the limit (`ulimit -Hn`), or publish fewer ports"
-    )]
-    TooManyPorts {
-        /// Sockets needed.
-        needed: u64,
-        /// Limit of descriptors of this process.
-        limit: u64,
-    },
-    /// The port is already published.
-    #[error("{0} is already published")]
-    Twice(HostPort),
-    /// The port is not published, or leads to another guest.
-    #[error("{0} is not published for this guest")]
-    NotPublished(HostPort),
-    /// The port is not published for the program.
-    #[error("{0} is not published")]
-    NotPublishedHere(HostPort),
-    /// The system does not have the memory that was asked for.
-    #[error("{0}; reduce --memory, or raise the limit of the process (`ulimit -v`)")]
-    Memory(#[from] NoMemory),
-    /// Another system call failed.
-    #[error("cannot start the gateway")]
-    Os(#[from] io::Error),
-}
 
 struct Listener {
     socket: TcpListener,
@@ -137,6 +57,8 @@ struct Published {
     udp: Vec<Slot>,
     /// The current transaction has unpublished it.
     is_leaving: bool,
+    /// Sockets of the program that listen in the place of its own; see [`native`].
+    native: usize,
 }
 
 /// All published ports. Those of UDP are flows that never expire.
@@ -155,6 +77,8 @@ pub(super) struct Listeners {
     ready: VecDeque<Slot>,
     /// Connections that another worker has accepted for this one.
     handed_over: VecDeque<Accepted>,
+    /// Ports that have been unpublished or redirected while the program listened there itself.
+    revoked: Vec<PublishId>,
 }
 
 impl Listeners {
@@ -168,6 +92,7 @@ impl Listeners {
             paused_until: None,
             ready: VecDeque::new(),
             handed_over: VecDeque::new(),
+            revoked: Vec::new(),
         }
     }
 
@@ -266,13 +191,19 @@ impl Gateway {
             let old = leaving.ok_or(StartError::Twice(host_port))?;
             old.is_leaving = false;
             old.udp.iter().for_each(|flow| self.udp.look_again(*flow));
-            return Ok(Some(std::mem::replace(&mut old.publish, publish.clone())));
+            let before = std::mem::replace(&mut old.publish, publish.clone());
+            let leads_to = |publish: &Publish| (publish.target.clone(), publish.program_port);
+            if old.native > 0 && leads_to(&before) != leads_to(publish) {
+                self.listeners.revoked.push(old.id);
+            }
+            return Ok(Some(before));
         }
         self.check_descriptors(sockets(publish, &self.routes))?;
         let (tcp, udp) = (Vec::new(), Vec::new());
         self.listeners.ids += 1;
         let id = PublishId(self.listeners.ids);
-        let entry = Published { publish: publish.clone(), id, tcp, udp, is_leaving: false };
+        let entry =
+            Published { publish: publish.clone(), id, tcp, udp, is_leaving: false, native: 0 };
         let slot = self.listeners.published.insert(entry);
         self.listeners.by_port.insert(host_port, slot);
         let refused = self.bind_all(slot, publish, reactor);
@@ -431,6 +362,9 @@ impl Gateway {
     fn close(&mut self, slot: Slot, reactor: &Reactor) {
         let Some(published) = self.listeners.published.remove(slot) else { return };
         self.listeners.by_port.remove(&published.publish.host_port());
+        if published.native > 0 {
+            self.listeners.revoked.push(published.id);
+        }
         for listener in published.tcp {
             if let Some(listener) = self.listeners.tcp.remove(listener) {
                 // Closing it does the same.
@@ -573,24 +507,4 @@ fn addresses(publish: &Publish, routes: &Routes) -> Vec<SocketAddr> {
     let v4 = is_wanted(true).then(|| at(Ipv4Addr::UNSPECIFIED.into()));
     let v6 = is_wanted(false).then(|| at(Ipv6Addr::UNSPECIFIED.into()));
     v4.into_iter().chain(v6).collect()
-}
-
-fn start_error(publish: &Publish, address: SocketAddr, source: io::Error) -> StartError {
-    let protocol = match publish.protocol {
-        Protocol::Tcp => "TCP",
-        Protocol::Udp => "UDP",
-    };
-    match source.kind() {
-        io::ErrorKind::AddrInUse => StartError::PortInUse { protocol, address },
-        io::ErrorKind::PermissionDenied => StartError::PortForbidden { protocol, address },
-        io::ErrorKind::AddrNotAvailable => StartError::NoSuchAddress { protocol, address },
-        _ => {
-            let is_missing = Errno::from_io_error(&source) == Some(Errno::NODEV);
-            let source = match publish.interface.as_ref().filter(|_| is_missing) {
-                Some(name) => io::Error::other(format!("no interface '{name}'; see 'ip link'")),
-                None => source,
-            };
-            StartError::Bind { protocol, address, source }
-        }
-    }
 }

@@ -14,21 +14,24 @@
 //! There is one file per protocol: `tcp`, `udp` and `ping`. The others: `newcomers` holds messages
 //! and connections that wait for a new flow; `listen` has the published ports, and `changes` makes
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
-//! to loopback; `resolver` chooses the DNS server; `hops` maps hop limits and ICMP errors; `shares`
-//! and `idle` choose what to evict at a bound; `expected` has packets that are near and ACKs that
-//! wait; `multicast` has service discovery; `route` maps destinations, and `native` those of native
-//! sockets; `fair` limits the memory of slow readers; `list` describes flows for people; `moved`
-//! takes flows to other workers, and `spread` connections to published ports. All run on the
-//! worker's thread, except for `native`.
+//! to loopback; `lent` decides what is lent to the host's kernel; `resolver` chooses the DNS
+//! server; `hops` maps hop limits and ICMP errors; `shares` and `idle` choose what to evict at a
+//! bound; `egress` asks the policy about new flows; `expected` has packets that are near and ACKs
+//! that wait; `multicast` has service discovery; `route` maps destinations, and `native` those of
+//! native sockets; `fair` limits the memory of slow readers; `list` describes flows for people;
+//! `moved` takes flows to other workers, and `spread` connections to published ports. All run on
+//! the worker's thread, except for `native`.
 
 mod accepted;
 mod changes;
+mod egress;
 mod expected;
 mod fair;
 mod hops;
 mod idle;
 mod joined;
 mod joined_udp;
+mod lent;
 mod list;
 mod listen;
 mod moved;
@@ -45,9 +48,12 @@ mod tcp;
 mod udp;
 
 use crate::config::{Config, MappedAddress};
+use crate::egress::enforcer::Enforcer;
+use egress::Egress;
 use expected::Expected;
 use joined::{End, JoinedFlows};
 use joined_udp::JoinedUdp;
+use lent::Lending;
 use list::Visits;
 use listen::Listeners;
 use multicast::Groups;
@@ -59,6 +65,7 @@ use route::Routes;
 pub(crate) use moved::{MovedFlows, Order};
 pub(crate) use spread::{Orders, Spread};
 use std::net::IpAddr;
+use std::sync::Arc;
 use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
 use towpath_io::receive::ReceiveBuffer;
@@ -71,8 +78,9 @@ use udp::UdpFlows;
 pub(crate) use changes::UndoPort;
 pub use joined::{JoinId, JoinedListener};
 pub use joined_udp::{JoinedDatagrams, JoinedDatagramsId};
+pub use lent::LentToHost;
 pub use list::{Cursor, FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
-pub use listen::{StartError, allow_many_files, allow_ports};
+pub use listen::{NativeListen, StartError, allow_many_files, allow_ports};
 pub use native::NativeRoutes;
 pub(crate) use newcomers::Load;
 pub use queued::LentNow;
@@ -173,6 +181,8 @@ pub struct GatewayCounters {
     pub bytes_out: u64,
     /// Payload bytes from the host to the program.
     pub bytes_in: u64,
+    /// What flows lent to the host's kernel, of the bytes from the program to the host.
+    pub lent: LentToHost,
 }
 
 impl GatewayCounters {
@@ -205,6 +215,7 @@ impl GatewayCounters {
         self.joined_udp_refused += other.joined_udp_refused;
         self.joined_bytes_out += other.joined_bytes_out;
         self.joined_bytes_in += other.joined_bytes_in;
+        self.lent.add(&other.lent);
     }
 }
 
@@ -220,8 +231,11 @@ pub struct Gateway {
     joined: JoinedFlows,
     joined_udp: JoinedUdp,
     newcomers: Newcomers,
+    /// Judges flows, if there is a policy.
+    egress: Option<Box<Egress>>,
     expected: Expected,
     spread: Spread,
+    lending: Lending,
     visits: Visits,
     counters: GatewayCounters,
 }
@@ -241,6 +255,7 @@ pub(crate) enum Token {
     JoinedSockets,
     JoinedUdp(Slot, End),
     Group(u32),
+    Lent(Slot),
 }
 
 impl Token {
@@ -260,6 +275,7 @@ impl Token {
             Token::JoinedUdp(slot, End::Inside) => (11, slot),
             Token::JoinedUdp(slot, End::Host) => (12, slot),
             Token::Group(index) => (13, Slot { index, generation: 0 }),
+            Token::Lent(slot) => (14, slot),
         };
         kind << 60 | u64::from(slot.generation) << 32 | u64::from(slot.index)
     }
@@ -282,6 +298,7 @@ impl Token {
             11 => Token::JoinedUdp(slot, End::Inside),
             12 => Token::JoinedUdp(slot, End::Host),
             13 => Token::Group(index),
+            14 => Token::Lent(slot),
             _ => return None,
         })
     }
@@ -290,6 +307,9 @@ impl Token {
 impl Gateway {
     /// Makes a gateway and binds the published ports.
     pub(crate) fn new(config: &Config, reactor: &Reactor) -> Result<Self, StartError> {
+        if let Some(egress) = &config.egress {
+            egress.start().map_err(StartError::Audit)?;
+        }
         let families = [config.ipv4.is_some(), config.ipv6.is_some()];
         let mut gateway = Self {
             routes: Routes::new(config),
@@ -302,8 +322,10 @@ impl Gateway {
             joined: JoinedFlows::new(config.flows_max, config.join_loopback),
             joined_udp: JoinedUdp::new(config.flows_max),
             newcomers: Newcomers::default(),
+            egress: config.egress.clone().map(|enforcer| Box::new(Egress::new(enforcer))),
             expected: Expected::new(),
             spread: Spread::default(),
+            lending: Lending::new(config.lend_to_host),
             visits: Visits::default(),
             counters: GatewayCounters::default(),
         };
@@ -331,6 +353,11 @@ impl Gateway {
     /// Returns the counters.
     pub fn counters(&self) -> &GatewayCounters {
         &self.counters
+    }
+
+    /// Returns what carries out the policy, if there is one.
+    pub fn egress(&self) -> Option<&Arc<Enforcer>> {
+        self.egress.as_ref().map(|egress| &egress.enforcer)
     }
 
     /// Returns the number of flows: TCP, UDP, echo.
@@ -364,8 +391,14 @@ impl Gateway {
                 self.with_joined_udp(io, |joined, cx| joined.ready(slot, end, event.ready, cx));
             }
             Token::Group(index) => self.group_ready(index, io),
+            Token::Lent(slot) => self.lending.socket_ready(slot, &mut self.counters.lent),
             Token::Inside | Token::Bell | Token::Watch(_) => {}
         }
+    }
+
+    /// Returns the bytes of frames that the host's kernel has on loan.
+    pub fn held_by_host(&self) -> usize {
+        self.lending.held()
     }
 
     /// Handles all events and messages that the stack has for the gateway.
@@ -393,6 +426,7 @@ impl Gateway {
         self.with_joined(io, JoinedFlows::go_on);
         self.with_joined_udp(io, JoinedUdp::go_on);
         self.end_long_waits(io);
+        self.review_flows(io);
     }
 
     /// Returns true if [`Gateway::continue_flows`] or [`Gateway::begin_flows`] has work without an
@@ -427,6 +461,9 @@ impl Gateway {
     pub(crate) fn on_deadline(&mut self, io: &mut Io<'_>) {
         self.end_moments(io);
         self.udp.expire(io.now);
+        if let Some(egress) = &mut self.egress {
+            egress.expire(io.now);
+        }
         self.pings.expire(io.now);
         self.joined_udp.expire(io.now);
         self.listeners.resume(io);
@@ -461,6 +498,8 @@ mod tests {
             Token::JoinedSockets,
             Token::JoinedUdp(slot, End::Inside),
             Token::JoinedUdp(slot, End::Host),
+            Token::Group(3),
+            Token::Lent(slot),
         ];
         for token in tokens {
             assert_eq!(Token::decode(token.encode()), Some(token));

@@ -10,6 +10,7 @@
 //! moves with the mapping.
 
 use super::accepted::Accepted;
+use super::egress::MovedDestinations;
 use super::newcomers::Message;
 use super::ping::MovedPing;
 use super::tcp::MovedConnection;
@@ -25,6 +26,8 @@ pub(crate) struct MovedFlows {
     /// What waits for a flow.
     accepted: Vec<Accepted>,
     messages: Vec<Message>,
+    /// What the policy has allowed.
+    destinations: MovedDestinations,
 }
 
 impl MovedFlows {
@@ -38,7 +41,7 @@ impl MovedFlows {
 /// An order of the first worker to another one, about flows.
 pub(crate) enum Order {
     /// To serve these flows.
-    Take(MovedFlows),
+    Take(Box<MovedFlows>),
     /// To begin the flow of this connection.
     Accept(Accepted),
     /// To return the flows of these buckets, once this many packets have been taken from the ring.
@@ -59,12 +62,14 @@ impl Gateway {
             pings: self.take_pings(buckets, io),
             accepted: self.listeners.take_handed_over(buckets),
             messages: self.newcomers.take_messages(is_wanted),
+            destinations: self.take_destinations(buckets),
         }
     }
 
     /// Continues flows. A flow ends if its socket cannot be watched.
     pub(crate) fn put_flows(&mut self, flows: MovedFlows, io: &mut Io<'_>) {
-        let MovedFlows { connections, mappings, pings, accepted, messages } = flows;
+        let MovedFlows { connections, mappings, pings, accepted, messages, destinations } = flows;
+        self.put_destinations(destinations);
         connections.into_iter().for_each(|one| self.put_connection(one, io));
         mappings.into_iter().for_each(|one| self.put_mapping(one, io));
         pings.into_iter().for_each(|one| self.put_ping(one, io));

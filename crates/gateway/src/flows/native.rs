@@ -49,15 +49,14 @@ impl NativeRoutes {
         }
     }
 
+    /// Returns true for the program's loopback and its own addresses.
+    pub fn is_own(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.0.is_program(address)
+    }
+
     /// Returns the address that the program sees as its own, of a native socket that has `local`.
     pub fn local_inside(&self, local: SocketAddr) -> SocketAddr {
         self.0.program(local.is_ipv4()).map_or(local, |own| SocketAddr::new(own, local.port()))
-    }
-
-    /// Returns the address that the program sees as the peer's, of a native socket that has `peer`.
-    pub fn peer_inside(&self, peer: SocketAddr) -> SocketAddr {
-        let inside = peer.ip().is_loopback().then(|| self.only_for_loopback(peer.is_ipv4()));
-        inside.flatten().map_or(peer, |address| SocketAddr::new(address, peer.port()))
     }
 
     /// Returns the address of a family that stands for the host's loopback, if it is the only one.
@@ -115,15 +114,13 @@ mod tests {
         assert_eq!(only_v4.leads_to(at("192.0.2.1:80")), Some(at("192.0.2.1:80")));
     }
 
-    /// Goal: the host's loopback appears under the address that stands for it, both ways.
+    /// Goal: the host's loopback is reached by the address that stands for it.
     #[test]
     fn the_hosts_loopback_is_hidden() {
         let gateway: IpAddr = "10.0.2.2".parse().unwrap();
         let config = Config { host_loopback: vec![gateway], ..Config::default() };
         let routes = NativeRoutes::new(&config);
         assert_eq!(routes.leads_to(at("10.0.2.2:80")), Some(at("127.0.0.1:80")));
-        assert_eq!(routes.peer_inside(at("127.0.0.1:80")), at("10.0.2.2:80"));
-        assert_eq!(routes.peer_inside(at("192.0.2.1:80")), at("192.0.2.1:80"));
         assert_eq!(routes.local_inside(at("127.0.0.1:4000")), at("10.0.2.15:4000"));
         assert_eq!(routes.leads_to(at("10.0.2.3:80")), None);
         let host_loopback = vec![gateway, "10.9.9.9".parse().unwrap()];

@@ -121,6 +121,12 @@ impl Pings {
         self.slots.iter().map(|(_, flow)| flow.used_at + IDLE).min()
     }
 
+    /// Ends all flows: the next requests begin new ones.
+    pub(super) fn forget_flows(&mut self) {
+        let all: Vec<Slot> = self.slots.iter().map(|(slot, _)| slot).collect();
+        all.into_iter().for_each(|slot| self.remove(slot));
+    }
+
     pub(super) fn expire(&mut self, now: Instant) {
         let over: Vec<Slot> = self
             .slots
@@ -173,6 +179,7 @@ impl Gateway {
         let key = (echo.remote, echo.local, echo.ident);
         let slot = match self.pings.index.get(&key) {
             Some(&slot) => Ok(slot),
+            None if !self.admits_echo(&echo, to.ip(), io) => return,
             None => self.open_ping(key, to.ip(), Share::Guest(echo.packet.ingress()), io),
         };
         let slot = match slot {
@@ -198,6 +205,19 @@ impl Gateway {
             }
             Err(error) => Self::ping_failed(key, echo.sequence, Some(&error), io),
         }
+    }
+
+    /// Asks the policy about a new flow; reports to the program that it is denied.
+    fn admits_echo(&self, echo: &Echo, to: IpAddr, io: &mut Io<'_>) -> bool {
+        let Some(egress) = &self.egress else { return true };
+        if egress.admits_echo(echo.packet.ingress(), to, io.now) {
+            return true;
+        }
+        let (stack, mut context) = io.stack_and_context();
+        let request = (echo.ident, echo.sequence);
+        let why = Unreachable::Prohibited;
+        stack.echo_unreachable(echo.local, echo.remote, request, why, &mut context);
+        false
     }
 
     /// A request could not be sent: reports to the program the error that the host's own ping would

@@ -12,15 +12,21 @@
 //! program's own packets get their turn after the same number of bytes, however many flows there
 //! are.
 
+mod ends;
+mod gate;
+mod inbound;
+mod lend;
 mod listed;
 mod moved;
 mod slow;
 mod urgent;
 
 use super::Slot;
+use super::lent::Terms;
 use super::queued::Queued;
 use super::route::Target;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use gate::{Denied, Gate};
 pub(super) use moved::MovedConnection;
 use rustix::io::Errno;
 use slow::Moment;
@@ -29,8 +35,8 @@ use std::io;
 use std::net::SocketAddr;
 use towpath_io::reactor::{Event, Interest};
 use towpath_io::socket::{Received, TcpSocket};
-use towpath_net::stack::{Stack, TcpHandle, Unreachable};
-use towpath_net::tcp::{ConnectionError, Events};
+use towpath_net::stack::{TcpHandle, Unreachable};
+use towpath_net::tcp::Events;
 use towpath_net::time::Instant;
 use towpath_packet::Piece;
 
@@ -38,9 +44,6 @@ use towpath_packet::Piece;
 /// so many. They are sent at the end of the turn, while they are still in the processor's own
 /// cache; this is half of that cache.
 pub(crate) const BYTES_PER_TURN: usize = 512 << 10;
-/// Ports tried for a connection to the program before giving up: with several workers, about one in
-/// 256 keeps its worker.
-const PORT_TRIES: u16 = 1024;
 
 /// State of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,8 @@ struct Flow {
     has_sent: bool,
     /// TCP_NODELAY is set on the socket.
     nodelay: bool,
+    /// Whether it may lend what it sends to the host's kernel.
+    terms: Terms,
     /// The host has sent its FIN, or it follows the bytes that can be read.
     host_closing: bool,
     /// The host's FIN was read and passed on.
@@ -92,6 +97,8 @@ struct Flow {
     /// When it began, and whether the host began it.
     begun: Instant,
     is_inbound: bool,
+    /// What the policy knows of it, if there is one.
+    gate: Option<Box<Gate>>,
     /// Bytes for the host; `into` has the bytes for the program.
     out: Queued,
     into: Queued,
@@ -109,6 +116,7 @@ impl Flow {
             watches_room: true,
             has_sent: false,
             nodelay: false,
+            terms: Terms::default(),
             host_closing: false,
             host_closed: false,
             program_closed: false,
@@ -121,6 +129,7 @@ impl Flow {
             passed: 0,
             begun: now,
             is_inbound: phase == Phase::ProgramConnecting,
+            gate: None,
             out: Queued::default(),
             into: Queued::default(),
         }
@@ -129,13 +138,18 @@ impl Flow {
     /// Sends to the host. The first data waits for no ACK, as none is outstanding. Later data would
     /// wait without `TCP_NODELAY`.
     fn send<'a>(&mut self, pieces: impl Iterator<Item = &'a Piece>) -> io::Result<usize> {
+        self.sends();
+        self.socket.send(pieces)
+    }
+
+    /// Prepares the socket for a send.
+    fn sends(&mut self) {
         if self.has_sent && !self.nodelay {
             // An error only costs speed.
             let _ = self.socket.set_nodelay(true);
             self.nodelay = true;
         }
         self.has_sent = true;
-        self.socket.send(pieces)
     }
 }
 
@@ -248,7 +262,12 @@ impl Gateway {
             return;
         };
         self.counters.tcp_out += 1;
-        let (to, dns) = match self.routes.target(destination) {
+        let target = self.routes.target(destination);
+        let gate = match self.judge_connection(handle, target, io) {
+            Ok(gate) => gate,
+            Err(Denied) => return self.prohibit(handle, io),
+        };
+        let (to, dns) = match target {
             Target::Host(to) | Target::Mapped(to) => (to, None),
             Target::Dns => match self.resolvers.after(0, io.now) {
                 Some(to) => (to, Some(0)),
@@ -260,14 +279,14 @@ impl Gateway {
             },
             Target::Refused => return self.refuse(handle, io),
         };
-        self.connect_host(handle, to, dns, io);
+        self.connect_host(handle, to, (dns, gate), io);
     }
 
     fn connect_host(
         &mut self,
         handle: TcpHandle,
         to: SocketAddr,
-        dns: Option<u8>,
+        (dns, gate): (Option<u8>, Option<Box<Gate>>),
         io: &mut Io<'_>,
     ) {
         let (socket, connected) = match TcpSocket::connect(to) {
@@ -282,11 +301,13 @@ impl Gateway {
         }
         let mut flow = Flow::new(handle, socket, Phase::HostConnecting { dns }, io.now);
         flow.watches_room = !connected;
+        flow.gate = gate;
         self.tcp.insert(flow);
         if connected {
             self.host_connected(handle, io);
             // It connected at once, so the host is this machine.
             self.expect_answers(handle, io);
+            self.limit_lending(handle);
         }
     }
 
@@ -313,7 +334,7 @@ impl Gateway {
         if let Some(tried) = dns
             && let Some(to) = self.resolvers.after(usize::from(tried) + 1, io.now)
         {
-            return self.connect_host(handle, to, Some(tried + 1), io);
+            return self.connect_host(handle, to, (Some(tried + 1), None), io);
         }
         self.counters.tcp_refused += 1;
         if is_descriptor_shortage(error) {
@@ -338,55 +359,17 @@ impl Gateway {
         stack.tcp_refuse(handle, &mut context);
     }
 
-    /// A connection to the host arrived: connects to the program.
-    pub(crate) fn begin_inbound(
-        &mut self,
-        socket: TcpSocket,
-        inside: SocketAddr,
-        program: SocketAddr,
-        io: &mut Io<'_>,
-    ) {
-        self.counters.tcp_in += 1;
-        let Some(handle) = self.connect_program(inside, program, io) else {
-            self.counters.tcp_refused += 1;
-            return socket.reset();
-        };
-        let token = Token::Tcp(handle.key()).encode();
-        if io.reactor.add(&socket, token, Interest::BOTH.and_urgent(), true).is_err() {
-            self.counters.no_descriptor += 1;
-            io.stack.with_tcp(handle, io.now, |connection| connection.abort());
-            io.stack.tcp_release(handle, io.now);
-            return socket.reset();
-        }
-        self.tcp.insert(Flow::new(handle, socket, Phase::ProgramConnecting, io.now));
-        self.limit_first_window(handle, io);
-        self.expected.connection_begins(io.now);
-    }
-
-    /// Connects to the program. The peer keeps its port unless that port is taken, which happens
-    /// when several host addresses appear as one.
-    fn connect_program(
-        &mut self,
-        inside: SocketAddr,
-        program: SocketAddr,
-        io: &mut Io<'_>,
-    ) -> Option<TcpHandle> {
-        (0..PORT_TRIES).find_map(|offset| {
-            let port = inside.port().checked_add(offset).unwrap_or(FIRST_PORT + offset);
-            let local = SocketAddr::new(inside.ip(), port);
-            // With another port, the connection may belong to another worker.
-            let is_alike = self.spread.is_alike(local, inside, program);
-            is_alike.then(|| io.stack.tcp_connect(local, program, io.now).ok()).flatten()
-        })
-    }
-
     /// The host socket has an event.
     pub(super) fn tcp_ready(&mut self, slot: Slot, event: Event, io: &mut Io<'_>) {
         let Some(Some(flow)) = self.tcp.flows.get_mut(slot.index as usize) else { return };
         if flow.handle.key() != slot {
             return;
         }
-        let (handle, ready) = (flow.handle, event.ready);
+        let (handle, mut ready) = (flow.handle, event.ready);
+        if ready.error && flow.takes_returns(&mut self.lending, &mut self.counters.lent, io.now) {
+            // An error of the connection comes with a hang-up.
+            ready.error = false;
+        }
         flow.host_readable |= ready.readable || ready.hangup || ready.error;
         flow.host_writable |= ready.writable || ready.hangup || ready.error;
         flow.host_urgent |= event.urgent;
@@ -417,6 +400,10 @@ impl Gateway {
 
     /// Moves bytes from the program to the host: one `sendmsg` over up to 64 pieces.
     fn move_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let is_shut = |flow: &mut Flow| flow.gate.as_ref().is_some_and(|gate| !gate.is_open());
+        if self.tcp.get_mut(handle).is_some_and(is_shut) && !self.pass_gate(handle, io) {
+            return;
+        }
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         let (mut sent, mut kept, mut failed) = (0, 0, None);
         while flow.host_writable {
@@ -426,7 +413,11 @@ impl Gateway {
             if is_kept && flow.kept.is_empty() {
                 break;
             }
-            let result = if is_kept { flow.send_kept() } else { flow.send_received(connection) };
+            let lending = (&mut self.lending, &mut self.counters);
+            let result = match is_kept {
+                true => flow.send_kept(),
+                false => flow.pass_on(connection, lending, io.memory, io.now),
+            };
             match result {
                 Ok(count) => {
                     sent += count;
@@ -465,7 +456,10 @@ impl Gateway {
             }
         }
         if flow.over {
-            self.tcp.remove(handle);
+            if let Some(flow) = self.tcp.remove(handle) {
+                self.note_end(&flow, io.now);
+                self.lending.close(flow.socket, io.reactor, &mut self.counters.lent);
+            }
             io.stack.tcp_release(handle, io.now);
         }
     }
@@ -552,47 +546,4 @@ impl Gateway {
             }
         }
     }
-
-    /// Returns true if everything that the program sent has been passed on, FINs included. The
-    /// program has sent nothing on connections that are still being made.
-    pub(crate) fn all_passed_on(&self, stack: &Stack) -> bool {
-        let is_made = |flow: &Flow| {
-            let connection = stack.tcp(flow.handle);
-            connection.is_some_and(|connection| !connection.state().is_opening())
-        };
-        let mut flows = self.tcp.flows.iter().flatten();
-        flows.all(|flow| flow.program_closed || !is_made(flow))
-            && !self.newcomers.has_messages()
-            && self.joined.all_passed_on()
-            && self.joined_udp.all_passed_on()
-    }
-
-    /// The host reset the connection: resets both sides.
-    fn abort(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        io.stack.with_tcp(handle, io.now, |connection| connection.abort());
-        io.stack.tcp_release(handle, io.now);
-        if let Some(flow) = self.tcp.remove(handle) {
-            flow.socket.reset();
-        }
-    }
-
-    /// The connection to the program is over. After an error both sides end at once; otherwise the
-    /// flow lasts until the host has taken what the program sent.
-    fn on_closed(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        let error = io.stack.tcp(handle).and_then(|connection| connection.error());
-        if error.is_none()
-            && let Some(flow) = self.tcp.get_mut(handle)
-        {
-            flow.over = true;
-            return self.move_out(handle, io);
-        }
-        if let Some(flow) = self.tcp.remove(handle) {
-            self.counters.tcp_refused += u64::from(error == Some(ConnectionError::Refused));
-            flow.socket.reset();
-        }
-        io.stack.tcp_release(handle, io.now);
-    }
 }
-
-/// The port that follows the last one; ports below it are those of services.
-const FIRST_PORT: u16 = 32_768;

@@ -14,6 +14,7 @@
 //! queries that are kept to be repeated if a resolver fails. Refused packets from outside do not
 //! keep a mapping alive (RFC 4787 REQ-6).
 
+mod deliver;
 mod errors;
 mod host;
 mod listed;
@@ -31,7 +32,7 @@ use super::shares::Share;
 use super::{BYTES_PER_TURN, Gateway, Io, Token, is_descriptor_shortage};
 use super::{Slot, Slots};
 pub(super) use host::for_each_part;
-use host::{for_each_segment, open, send};
+use host::{open, send};
 pub(super) use moved::MovedMapping;
 pub(crate) use moved::mappings_max;
 use peers::{Latest, Peers, Way};
@@ -59,9 +60,6 @@ pub(super) const SWEEP: Duration = Duration::from_secs(5);
 /// Datagrams read from one socket before others get their turn; fewer if they are large
 /// ([`BYTES_PER_TURN`]).
 pub(super) const READS_PER_TURN: usize = 64;
-/// What a segment needs besides its payload: an IPv4 and a UDP header without options.
-const HEADERS_V4: usize = 28;
-const HEADERS_V6: usize = 48;
 
 /// What a mapping reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -254,10 +252,36 @@ impl Gateway {
     /// The program sent a datagram. One that needs a new flow waits.
     pub(super) fn on_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
         let Some((realm, to)) = self.route_or_refuse(&datagram, io) else { return };
+        let is_answer = self.udp.way(datagram.remote, datagram.local).is_some();
+        let datagram = match realm {
+            Realm::Dns(_) if self.egress.is_some() && datagram.segment_size.is_some() => {
+                return self.on_each_question(&datagram, io);
+            }
+            Realm::Dns(_) if !self.admits_question(&datagram, io) => return,
+            Realm::World | Realm::Mapped(_) if !is_answer => {
+                match self.admit_datagram(datagram, to, io) {
+                    Some(admitted) => admitted,
+                    None => return,
+                }
+            }
+            _ => datagram,
+        };
+        self.send_or_wait(datagram, realm, to, io);
+    }
+
+    /// Sends a datagram that is admitted. One that needs a new flow waits.
+    fn send_or_wait(&mut self, datagram: Datagram, realm: Realm, to: SocketAddr, io: &mut Io<'_>) {
         if self.udp.index.contains_key(&(datagram.remote, realm)) {
             self.send_datagram(datagram, realm, to, io);
         } else {
             self.message_waits(Message::Datagram(datagram), io);
+        }
+    }
+
+    /// Sends a datagram that has waited for the rest of its greeting.
+    pub(super) fn forward_datagram(&mut self, datagram: Datagram, io: &mut Io<'_>) {
+        if let Some((realm, to)) = self.route_or_refuse(&datagram, io) {
+            self.send_or_wait(datagram, realm, to, io);
         }
     }
 
@@ -536,51 +560,6 @@ impl Gateway {
         };
         flow.used_at = now;
         Some(from)
-    }
-
-    /// Passes a datagram of the host on to the program.
-    fn deliver(&mut self, slot: Slot, datagram: HostDatagram, io: &mut Io<'_>) {
-        let Some(from) = self.accept_datagram(slot, &datagram, io.now) else { return };
-        let Some(flow) = self.udp.slots.get_mut(slot) else { return };
-        let to = flow.program;
-        let bytes = datagram.len;
-        let headers = if to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
-        let room = usize::from(io.stack.mtu()) - headers;
-        let size = datagram.gro_size;
-        let Some(mut packet) = io.memory.packet() else {
-            self.counters.udp_no_memory += 1;
-            return;
-        };
-        for piece in datagram.pieces {
-            if packet.push_piece(piece).is_err() {
-                self.counters.udp_no_memory += 1;
-                return;
-            }
-        }
-        self.counters.bytes_in += bytes as u64;
-        flow.tally.bytes[1] += bytes as u64;
-        io.ledger.carry(bytes);
-        match size {
-            Some(size) if usize::from(size.get()) > room => {
-                // Each segment needs fragments of its own.
-                for_each_segment(&packet, size, |pieces| {
-                    let Some(mut single) = io.memory.packet() else {
-                        self.counters.udp_no_memory += 1;
-                        return;
-                    };
-                    for piece in pieces {
-                        // A part of a packet has no more pieces than the packet.
-                        let _ = single.push_piece(piece);
-                    }
-                    let (stack, mut context) = io.stack_and_context();
-                    stack.udp_send(single, from, to, None, &mut context);
-                });
-            }
-            _ => {
-                let (stack, mut context) = io.stack_and_context();
-                stack.udp_send(packet, from, to, size, &mut context);
-            }
-        }
     }
 }
 

@@ -1,14 +1,21 @@
-//! Questions of the gateway to the supervisor, and the answers.
+//! Messages between the gateway and the supervisor.
 //!
-//! Both are messages of a few numbers in the machine's byte order. Each question has a number of
+//! They are a few numbers in the machine's byte order. Each question of the gateway has a number of
 //! its own, which its answer repeats, so that a late answer is not taken for that to another
-//! question.
+//! question. The supervisor does not wait for the gateway: what it asks for, a [`Request`], begins
+//! with the number 0, and so does what the gateway says about that.
 
-use super::table::{NativeCounters, Table, state_name};
-use crate::flows::{FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow};
+use super::table::{Ended, NativeCounters, Table, state_name};
+use crate::flows::{FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, NativeListen};
+use crate::publish::PublishId;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use std::io;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
+};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -21,17 +28,48 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How long it waits at the end, when nothing moves any more.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Words of a question: its number, its kind, and a [`FlowQuery`].
+/// Words of a question: its number, its kind, and a [`FlowQuery`] or the ID of a flow.
 const QUESTION_WORDS: usize = 5;
 const COUNTERS: u64 = 0;
 const FLOWS: u64 = 1;
+const END: u64 = 2;
+const LISTENING: u64 = 3;
+const STOP: u64 = 4;
+/// The number of messages that are neither a question nor the answer to one.
+const UNASKED: u64 = 0;
+/// Kinds of requests.
+const LISTEN: u64 = 0;
+const ENDED: u64 = 1;
 /// Words of a flow in a page.
 const FLOW_WORDS: usize = 14;
 /// Words of an answer in front of the flows: its number, visited flows, and the next page.
 const PAGE_WORDS: usize = 3;
 const WORDS_MAX: usize = PAGE_WORDS + LISTED_MAX * FLOW_WORDS;
-/// Instead of the next page: there is none.
+/// Bit of the state of a flow that the host began.
+const INBOUND_BIT: u32 = 8;
+/// Instead of the next page, or of a published port: there is none.
 const NONE: u64 = u64::MAX;
+
+/// What the supervisor asks the gateway for.
+#[derive(Debug)]
+pub enum Request {
+    /// [`listen_natively`](crate::worker::Worker::listen_natively).
+    Listen(WantedListener),
+    /// [`native_ended`](crate::worker::Worker::native_ended).
+    Ended(PublishId),
+}
+
+/// A socket of the host that is to listen for the program.
+#[derive(Debug)]
+pub struct WantedListener {
+    number: u64,
+    /// The socket, which has no address yet.
+    pub socket: OwnedFd,
+    /// The program's port.
+    pub port: u16,
+    /// Connections that may wait, as the program says.
+    pub backlog: i32,
+}
 
 /// The gateway's end.
 #[derive(Debug)]
@@ -39,26 +77,70 @@ pub struct Link {
     channel: OwnedFd,
     asked: u64,
     last: NativeCounters,
+    requests: VecDeque<Request>,
 }
 
 impl Link {
     fn new(channel: OwnedFd) -> Self {
-        Self { channel, asked: 0, last: NativeCounters::default() }
+        let requests = VecDeque::new();
+        Self { channel, asked: 0, last: NativeCounters::default(), requests }
     }
 
     /// Takes the channel to a supervisor, and waits until it serves.
     pub(super) fn open(channel: OwnedFd) -> io::Result<Self> {
-        match receive_words(channel.as_fd())?.first() {
+        match receive_words(channel.as_fd())?.0.first() {
             Some(0) => Ok(Self::new(channel)),
             Some(errno) => Err(io::Error::from_raw_os_error(*errno as i32)),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
-    /// Takes what has arrived unasked: a late answer. Call it when the channel is readable; returns
-    /// false if the supervisor has gone, and with it the program's way to connect.
-    pub fn is_served(&self) -> bool {
-        receive_words(self.channel.as_fd()).is_ok()
+    /// Takes what has arrived unasked: a request, or a late answer. Call it when the channel is
+    /// readable; returns false if the supervisor has gone, and with it the program's way to
+    /// connect.
+    pub fn is_served(&mut self) -> bool {
+        self.receive().is_ok()
+    }
+
+    /// Returns the next request. Some may have arrived with the answer to a question.
+    pub fn next_request(&mut self) -> Option<Request> {
+        self.requests.pop_front()
+    }
+
+    /// Answers [`Request::Listen`].
+    pub fn answer_listen(&self, wanted: &WantedListener, listens: NativeListen) {
+        let (id, is_in_use) = match listens {
+            NativeListen::At(id) => (id.0, false),
+            NativeListen::InUse => (NONE, true),
+            NativeListen::Inside => (NONE, false),
+        };
+        self.tell([LISTENING, wanted.number, id, is_in_use.into()]);
+    }
+
+    /// Stops the program's listeners at a port that is not published any more, or leads elsewhere.
+    pub fn stop(&self, port: PublishId) {
+        self.tell([STOP, port.0, 0, 0]);
+    }
+
+    fn tell(&self, [kind, first, second, third]: [u64; 4]) {
+        // The supervisor reads everything before long; if it has gone, its channel tells.
+        let words = [UNASKED, kind, first, second, third];
+        let _ = send(&self.channel, &bytes(&words), SendFlags::NOSIGNAL);
+    }
+
+    /// Waits for a message; returns it unless it was a request.
+    fn receive(&mut self) -> Result<Option<Vec<u64>>, Errno> {
+        let (words, socket) = receive_words(self.channel.as_fd())?;
+        let request = match *words.as_slice() {
+            [UNASKED, LISTEN, number, port, backlog] => socket.map(|socket| {
+                let (port, backlog) = (port as u16, backlog as i32);
+                Request::Listen(WantedListener { number, socket, port, backlog })
+            }),
+            [UNASKED, ENDED, port] => Some(Request::Ended(PublishId(port))),
+            _ => return Ok(Some(words)),
+        };
+        self.requests.extend(request);
+        Ok(None)
     }
 
     /// Returns the counters; those of the last answer if the supervisor is busy.
@@ -88,18 +170,25 @@ impl Link {
         Some(FlowPage { flows, visited: visited as usize, next: (next != NONE).then_some(next) })
     }
 
+    /// Ends the flow with this [ID](ListedFlow::id) by a reset, whichever process has its socket;
+    /// `None` if the supervisor is busy, which may end it later.
+    pub fn end(&mut self, (index, generation): (u32, u32)) -> Option<Ended> {
+        let numbers = self.ask([END, index.into(), generation.into(), 0], PATIENCE)?;
+        Ended::of(*numbers.get(1)?)
+    }
+
     /// Asks a question and waits for its answer.
     fn ask(&mut self, question: [u64; 4], patience: Duration) -> Option<Vec<u64>> {
         self.asked += 1;
-        let [kind, from, most, moved_min] = question;
-        let words = [self.asked, kind, from, most, moved_min];
+        let [kind, first, second, third] = question;
+        let words = [self.asked, kind, first, second, third];
         send(&self.channel, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
         loop {
-            // The answer to an earlier question may come first. Few of these can be on the way, so
-            // the patience begins anew after each.
+            // The answer to an earlier question may come first, or requests. Few of these can be on
+            // the way, so the patience begins anew after each.
             wait_readable(&[self.channel.as_fd()], Some(patience)).ok()??;
-            let numbers = receive_words(self.channel.as_fd()).ok()?;
-            if numbers.first() == Some(&self.asked) {
+            let numbers = self.receive().ok()?;
+            if let Some(numbers) = numbers.filter(|all| all.first() == Some(&self.asked)) {
                 return Some(numbers);
             }
         }
@@ -113,20 +202,46 @@ impl AsFd for Link {
     }
 }
 
-/// A question.
+/// A question, or what the gateway says about a request.
 #[derive(Debug)]
 pub(super) struct Question {
     number: u64,
-    kind: u64,
-    query: FlowQuery,
+    pub(super) asked: Asked,
+}
+
+/// What it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Counters,
+    Flows(FlowQuery),
+    /// The end of the flow with this ID.
+    End((u32, u32)),
+    /// None: what became of the socket of this request.
+    Listening(u64, NativeListen),
+    /// None: listeners at this port have to stop.
+    Stop(PublishId),
 }
 
 /// Receives a question; `None` if the gateway has gone.
 pub(super) fn receive(link: BorrowedFd<'_>) -> Option<Question> {
-    let words = receive_words(link).ok()?;
-    let [number, kind, from, most, moved_min] = *words.first_chunk::<QUESTION_WORDS>()?;
-    let query = FlowQuery { from, most: most as usize, moved_min };
-    Some(Question { number, kind, query })
+    let (words, _) = receive_words(link).ok()?;
+    let [number, kind, first, second, third] = *words.first_chunk::<QUESTION_WORDS>()?;
+    let asked = match kind {
+        FLOWS => Asked::Flows(FlowQuery { from: first, most: second as usize, moved_min: third }),
+        END => Asked::End((first as u32, second as u32)),
+        LISTENING => Asked::Listening(first, listens(second, third)),
+        STOP => Asked::Stop(PublishId(first)),
+        _ => Asked::Counters,
+    };
+    Some(Question { number, asked })
+}
+
+fn listens(id: u64, is_in_use: u64) -> NativeListen {
+    match (id, is_in_use) {
+        (NONE, 0) => NativeListen::Inside,
+        (NONE, _) => NativeListen::InUse,
+        _ => NativeListen::At(PublishId(id)),
+    }
 }
 
 /// Answers a question; returns false if the gateway has gone.
@@ -138,18 +253,48 @@ pub(super) fn answer(
     now: Instant,
 ) -> bool {
     let mut words = vec![question.number];
-    if question.kind == FLOWS {
-        let page = table.page(&question.query, diag, now);
-        words.extend([page.visited as u64, page.next.unwrap_or(NONE)]);
-        words.extend(page.flows.iter().flat_map(words_of));
-    } else {
-        words.extend(table.counters(diag).numbers());
+    match question.asked {
+        Asked::Counters => words.extend(table.counters(diag).numbers()),
+        Asked::Flows(query) => {
+            let page = table.page(&query, diag, now);
+            words.extend([page.visited as u64, page.next.unwrap_or(NONE)]);
+            words.extend(page.flows.iter().flat_map(words_of));
+        }
+        Asked::End(id) => words.push(table.reset(id, diag).number()),
+        Asked::Listening(..) | Asked::Stop(_) => return true,
     }
     match send(link, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         // A gateway that does not read gets no more answers.
         Ok(_) | Err(Errno::AGAIN) => true,
         Err(_) => false,
     }
+}
+
+/// Asks the gateway to let a socket listen for the program's `port`; its answer repeats `number`.
+///
+/// # Errors
+/// EAGAIN if the gateway does not read; others if it has gone.
+pub(super) fn ask_to_listen(
+    link: BorrowedFd<'_>,
+    number: u64,
+    (port, backlog): (u16, i32),
+    socket: BorrowedFd<'_>,
+) -> Result<(), Errno> {
+    // The backlog as the kernel takes it: without a sign.
+    let words = bytes(&[UNASKED, LISTEN, number, port.into(), backlog.cast_unsigned().into()]);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let sockets = [socket];
+    let fits = control.push(SendAncillaryMessage::ScmRights(&sockets));
+    assert!(fits, "there is room for one descriptor");
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(link, &[IoSlice::new(&words)], &mut control, flags).map(drop)
+}
+
+/// Tells the gateway that a socket that listened at a published port has ended.
+pub(super) fn listener_ended(link: BorrowedFd<'_>, port: PublishId) {
+    // If the gateway has gone, the link tells.
+    let _ = send(link, &bytes(&[UNASKED, ENDED, port.0]), SendFlags::NOSIGNAL);
 }
 
 /// Tells the gateway that the supervisor serves, or why it cannot.
@@ -159,15 +304,27 @@ pub(super) fn report(link: BorrowedFd<'_>, error: Option<Errno>) -> Result<(), E
 }
 
 /// Waits for a message, if there is none, and receives it; an empty one is the end.
-fn receive_words(channel: BorrowedFd<'_>) -> Result<Vec<u64>, Errno> {
+fn receive_words(channel: BorrowedFd<'_>) -> Result<(Vec<u64>, Option<OwnedFd>), Errno> {
     let mut buffer = vec![0; WORDS_MAX * size_of::<u64>()];
-    let (length, _) =
-        rustix::io::retry_on_intr(|| recv(channel, &mut buffer[..], RecvFlags::empty()))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let length = loop {
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        match recvmsg(channel, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received.bytes,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    };
     if length == 0 {
         return Err(Errno::PIPE);
     }
+    let file = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
     let (words, _) = buffer[..length].as_chunks();
-    Ok(words.iter().map(|word| u64::from_ne_bytes(*word)).collect())
+    Ok((words.iter().map(|word| u64::from_ne_bytes(*word)).collect(), file))
 }
 
 fn bytes(words: &[u64]) -> Vec<u8> {
@@ -181,7 +338,7 @@ fn words_of(flow: &ListedFlow) -> [u64; FLOW_WORDS] {
         "open" => 1,
         "connecting" => 2,
         _ => 4,
-    };
+    } | u64::from(flow.is_inbound) << INBOUND_BIT;
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let id = u64::from(flow.id.1) << 32 | u64::from(flow.id.0);
     let [age, since] = [micros(flow.age), micros(flow.moved_in_time)];
@@ -197,7 +354,7 @@ fn flow(words: &[u64; FLOW_WORDS]) -> ListedFlow {
         id: (id as u32, (id >> 32) as u32),
         program: address([a, b, c]),
         peer: Some(address([d, e, f])),
-        is_inbound: false,
+        is_inbound: state >> INBOUND_BIT & 1 == 1,
         state: state_name(state as u8),
         age: Duration::from_micros(age),
         bytes_out,
@@ -230,15 +387,16 @@ mod tests {
     /// Goal: flows arrive as they were sent.
     #[test]
     fn flows_are_words() {
-        for (program, peer) in
-            [("10.0.2.15:4000", "192.0.2.1:80"), ("[fd00::1]:4000", "[2001:db8::1]:443")]
-        {
+        for (program, peer, is_inbound) in [
+            ("10.0.2.15:4000", "192.0.2.1:80", false),
+            ("[fd00::1]:4000", "[2001:db8::1]:443", true),
+        ] {
             let sent = ListedFlow {
                 kind: FlowKind::Native,
                 id: (7, u32::MAX),
                 program: program.parse().unwrap(),
                 peer: Some(peer.parse().unwrap()),
-                is_inbound: false,
+                is_inbound,
                 state: "closing",
                 age: Duration::from_micros(1),
                 bytes_out: 2,
@@ -251,6 +409,32 @@ mod tests {
             let received = flow(&words_of(&sent));
             assert_eq!(format!("{received:?}"), format!("{sent:?}"));
         }
+    }
+
+    /// Goal: requests that arrive before an answer are kept, with their sockets, and are answered.
+    #[test]
+    fn requests_are_answered() {
+        let (ours, theirs) = towpath_io::namespace::channel::Channel::pair().unwrap();
+        let theirs = OwnedFd::from(theirs);
+        let mut link = Link::new(ours.into());
+        let socket = std::fs::File::open("/dev/null").unwrap();
+        ask_to_listen(theirs.as_fd(), 7, (80, -1), socket.as_fd()).unwrap();
+        listener_ended(theirs.as_fd(), PublishId(3));
+        let answer: Vec<u64> = [1].into_iter().chain([0; NativeCounters::LEN]).collect();
+        send(&theirs, &bytes(&answer), SendFlags::empty()).unwrap();
+        link.counters();
+        assert_eq!(receive(theirs.as_fd()).unwrap().asked, Asked::Counters);
+        let Some(Request::Listen(wanted)) = link.next_request() else { panic!("no request") };
+        assert_eq!((wanted.port, wanted.backlog), (80, -1));
+        assert!(matches!(link.next_request(), Some(Request::Ended(PublishId(3)))));
+        assert!(link.next_request().is_none());
+        for listens in [NativeListen::At(PublishId(5)), NativeListen::InUse, NativeListen::Inside] {
+            link.answer_listen(&wanted, listens);
+            let said = receive(theirs.as_fd()).unwrap();
+            assert_eq!(said.asked, Asked::Listening(7, listens));
+        }
+        link.stop(PublishId(9));
+        assert_eq!(receive(theirs.as_fd()).unwrap().asked, Asked::Stop(PublishId(9)));
     }
 
     /// Goal: a late answer is skipped, and a supervisor that has gone is noticed.
@@ -268,7 +452,7 @@ mod tests {
         send(&theirs, &bytes(&right), SendFlags::empty()).unwrap();
         assert_eq!(link.counters(), expected);
         let question = receive(theirs.as_fd()).unwrap();
-        assert_eq!((question.number, question.kind), (1, COUNTERS));
+        assert_eq!((question.number, question.asked), (1, Asked::Counters));
         drop(theirs);
         assert_eq!(link.counters(), expected, "the last known ones");
         assert!(link.flows(&FlowQuery { from: 0, most: 1, moved_min: 0 }).is_none());

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_io::native::diag::{Carried, Diag};
+use towpath_io::native::{holders, socket};
 use towpath_net::slab::{Key, Slab};
 use towpath_net::time::Instant;
 
@@ -41,12 +42,16 @@ impl Kept {
 /// Counters of native connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NativeCounters {
-    /// Connections whose socket the program got.
+    /// Connections whose socket the program got, and those of its listeners.
     pub begun: u64,
     /// Connections that the host refused or could not make, before the program got the socket.
     pub refused: u64,
+    /// Connections that were ended on request ([`Link::end`](super::Link::end)).
+    pub ended: u64,
     /// Open connections.
     pub open: u64,
+    /// Open listeners of the program at published ports.
+    pub listeners: u64,
     /// Payload bytes from the program to the host.
     pub bytes_out: u64,
     /// Payload bytes from the host to the program; the peer's FIN counts as a byte.
@@ -57,7 +62,7 @@ pub struct NativeCounters {
 
 impl NativeCounters {
     /// The number of numbers.
-    pub(super) const LEN: usize = 5 + Kept::COUNT;
+    pub(super) const LEN: usize = 7 + Kept::COUNT;
 
     /// Connections that took the interface, by reason.
     pub fn interface(&self) -> impl Iterator<Item = (&'static str, u64)> {
@@ -66,17 +71,41 @@ impl NativeCounters {
 
     /// Returns all numbers.
     pub(super) fn numbers(&self) -> [u64; Self::LEN] {
-        let Self { begun, refused, open, bytes_out, bytes_in, kept } = *self;
+        let Self { begun, refused, ended, open, listeners, bytes_out, bytes_in, kept } = *self;
         let mut numbers = [0; Self::LEN];
-        numbers[..5].copy_from_slice(&[begun, refused, open, bytes_out, bytes_in]);
-        numbers[5..].copy_from_slice(&kept);
+        let (first, last) = numbers.split_at_mut(Self::LEN - Kept::COUNT);
+        first.copy_from_slice(&[begun, refused, ended, open, listeners, bytes_out, bytes_in]);
+        last.copy_from_slice(&kept);
         numbers
     }
 
     /// The counters with these numbers.
     pub(super) fn of(numbers: [u64; Self::LEN]) -> Self {
-        let [begun, refused, open, bytes_out, bytes_in, kept @ ..] = numbers;
-        Self { begun, refused, open, bytes_out, bytes_in, kept }
+        let [begun, refused, ended, open, listeners, bytes_out, bytes_in, kept @ ..] = numbers;
+        Self { begun, refused, ended, open, listeners, bytes_out, bytes_in, kept }
+    }
+}
+
+/// What became of a request to end a native flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its connection was reset.
+    Reset,
+    /// There is no such flow any more.
+    Gone,
+    /// No process has a descriptor of its socket: it is on its way between two of them.
+    Hidden,
+}
+
+impl Ended {
+    const ALL: [Self; 3] = [Self::Reset, Self::Gone, Self::Hidden];
+
+    pub(super) fn number(self) -> u64 {
+        self as u64
+    }
+
+    pub(super) fn of(number: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|ended| ended.number() == number)
     }
 }
 
@@ -96,6 +125,8 @@ pub(super) struct Flow {
     is_collected: bool,
     /// The kernel did not find it any more.
     has_gone: bool,
+    /// The host began it.
+    is_inbound: bool,
     /// What the last list has shown.
     listed: ([u64; 2], Instant),
 }
@@ -116,8 +147,20 @@ impl Flow {
             state: 0,
             is_collected: false,
             has_gone: false,
+            is_inbound: false,
             listed: ([0; 2], begun),
         }
+    }
+
+    /// A connection that a listener of the program has accepted, or will.
+    pub(super) fn inbound(
+        cookie: u64,
+        outside: [SocketAddr; 2],
+        inside: [SocketAddr; 2],
+        begun: Instant,
+    ) -> Self {
+        let flow = Self::new(cookie, outside, inside, begun);
+        Self { is_inbound: true, is_collected: true, ..flow }
     }
 }
 
@@ -151,9 +194,7 @@ impl Table {
     /// Returns true if there is no room. Flows that the kernel does not find make room, at
     /// intervals.
     pub(super) fn is_full(&mut self, diag: &mut Diag, now: Instant) -> bool {
-        if self.by_cookie.len() >= self.flows_max
-            && self.swept.is_none_or(|swept| now.since(swept) >= SWEEP_INTERVAL)
-        {
+        if self.is_at_limit() && self.swept.is_none_or(|swept| now.since(swept) >= SWEEP_INTERVAL) {
             self.swept = Some(now);
             (0..self.flows.places_len() as u32).for_each(|index| self.visit(index, diag));
             let gone = self.flows.iter().filter(|(_, flow)| flow.has_gone);
@@ -163,7 +204,7 @@ impl Table {
                 self.flows.remove(key);
             }
         }
-        self.by_cookie.len() >= self.flows_max
+        self.is_at_limit()
     }
 
     pub(super) fn begin(&mut self, flow: Flow) {
@@ -192,13 +233,51 @@ impl Table {
         self.by_cookie.contains_key(&cookie)
     }
 
-    /// A socket of the host has ended; most are of other programs.
-    pub(super) fn end(&mut self, ended: &Carried) {
-        let Some(key) = self.by_cookie.remove(&ended.cookie) else { return };
+    /// Returns the addresses that the program sees of a native socket: its own and the peer's.
+    pub(super) fn names(&self, cookie: u64) -> Option<[SocketAddr; 2]> {
+        let flow = self.by_cookie.get(&cookie).and_then(|key| self.flows.get(*key))?;
+        Some(flow.inside)
+    }
+
+    /// Returns true if there is no room now.
+    pub(super) fn is_at_limit(&self) -> bool {
+        self.by_cookie.len() >= self.flows_max
+    }
+
+    /// A connection has begun and ended that was not known.
+    pub(super) fn passed(&mut self, ended: &Carried) {
+        self.counters.begun += 1;
+        self.counters.bytes_out += ended.bytes_out;
+        self.counters.bytes_in += ended.bytes_in;
+    }
+
+    /// A socket of the host has ended; most are of other programs, and it returns false.
+    pub(super) fn end(&mut self, ended: &Carried) -> bool {
+        let Some(key) = self.by_cookie.remove(&ended.cookie) else { return false };
         if let Some(flow) = self.flows.get_mut(key) {
             count(&mut self.counters, flow, ended);
         }
-        self.flows.remove(key);
+        self.flows.remove(key).is_some()
+    }
+
+    /// Resets the connection of a flow, whichever process has its socket. It stays listed until the
+    /// program closes the socket.
+    pub(super) fn reset(&mut self, (index, generation): (u32, u32), diag: &mut Diag) -> Ended {
+        let Some(flow) = self.flows.get_mut(Key { index, generation }) else { return Ended::Gone };
+        let [local, peer] = flow.outside;
+        let Ok(carried) = diag.ask(flow.cookie, local, peer) else {
+            flow.has_gone = true;
+            return Ended::Gone;
+        };
+        let found = holders::find(carried.inode, carried.cookie);
+        if found.is_none_or(|socket| socket::reset(&socket).is_err()) {
+            return Ended::Hidden;
+        }
+        // Afterwards the kernel does not know them any more.
+        count(&mut self.counters, flow, &carried);
+        flow.has_gone = true;
+        self.counters.ended += 1;
+        Ended::Reset
     }
 
     /// Asks the kernel for a flow, if there is one at this index. A socket that is closed on the
@@ -211,6 +290,11 @@ impl Table {
             Ok(carried) => count(&mut self.counters, flow, &carried),
             Err(_) => flow.has_gone = true,
         }
+    }
+
+    /// Sets the number of open listeners.
+    pub(super) fn listen(&mut self, listeners: usize) {
+        self.counters.listeners = listeners as u64;
     }
 
     /// Returns the counters. They include the bytes of open flows as of their last visit; some are
@@ -265,7 +349,7 @@ fn describe(key: Key, flow: &mut Flow, now: Instant) -> ListedFlow {
         id: (key.index, key.generation),
         program,
         peer: Some(peer),
-        is_inbound: false,
+        is_inbound: flow.is_inbound,
         state: if flow.has_gone { "closing" } else { state_name(flow.state) },
         age: now.since(flow.begun),
         bytes_out,
@@ -293,6 +377,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
 
     fn at(text: &str) -> SocketAddr {
         text.parse().expect("an address")
@@ -309,7 +394,9 @@ mod tests {
         let mut table = Table::new(4);
         table.begin(flow(7));
         assert!(table.collect(7) && !table.collect(7) && !table.collect(8));
-        let ended = |cookie| Carried { cookie, bytes_out: 10, bytes_in: 20, state: 7 };
+        let ends = [at("192.0.2.1:4000"), at("192.0.2.2:80")];
+        let ended =
+            |cookie| Carried { cookie, bytes_out: 10, bytes_in: 20, state: 7, inode: 0, ends };
         for cookie in [8, 7, 7] {
             table.end(&ended(cookie));
         }
@@ -330,6 +417,32 @@ mod tests {
         assert_eq!(page.flows[0].age, Duration::from_secs(1));
         assert!(!table.is_full(&mut diag, Instant::START));
         assert_eq!(table.counters(&mut diag).open, 0);
+    }
+
+    /// Goal: a flow is ended by its ID, once, and its bytes stay counted; the ID of another one
+    /// ends nothing.
+    #[test]
+    fn a_flow_is_ended() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut accepted = listener.accept().unwrap().0;
+        own.write_all(&[1; 100]).unwrap();
+        accepted.read_exact(&mut [0; 100]).unwrap();
+        let cookie = rustix::net::sockopt::socket_cookie(&own).unwrap();
+        let outside = [own.local_addr().unwrap(), own.peer_addr().unwrap()];
+        let mut diag = Diag::open().unwrap();
+        let mut table = Table::new(4);
+        table.begin(Flow::new(cookie, outside, outside, Instant::START));
+        assert_eq!(table.reset((1, 0), &mut diag), Ended::Gone);
+        let query = FlowQuery { from: 0, most: 9, moved_min: 0 };
+        let id = table.page(&query, &mut diag, Instant::START).flows[0].id;
+        assert_eq!(table.reset(id, &mut diag), Ended::Reset);
+        let error = accepted.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(table.reset(id, &mut diag), Ended::Gone);
+        let NativeCounters { ended, open, bytes_out, .. } = table.counters(&mut diag);
+        assert_eq!((ended, open, bytes_out), (1, 1, 100));
+        assert_eq!(Ended::ALL.map(|ended| Ended::of(ended.number())), Ended::ALL.map(Some));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The first worker's side of the other threads of a network: what it asks of them, and what it
 //! hears.
 //!
-//! Before [`Crew::begin`] there are no threads: their state is here, commands are carried out at
-//! once, and [`Crew::step`] runs a turn of each. So ports can be made while the process has one
-//! thread, and tests can drive all of them.
+//! Before [`Crew::begin`] and after [`Crew::pause`] the state of the helpers is here, commands are
+//! carried out at once, and [`Crew::step`] runs a turn of each. So ports can be made while the
+//! process has one thread, ports can move between workers, and tests can drive all of them.
 //!
 //! A command that changes something is waited for, up to [`PATIENCE`]: a helper carries it out
 //! between two turns, and never waits for the first worker. If it does not answer by then, the
@@ -14,7 +14,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use towpath_io::doorbell::EventDoorbell;
@@ -24,7 +24,7 @@ use towpath_packet::burst::BURST_MAX;
 use towpath_packet::ring::{self, Consumer, Doorbell};
 use towpath_packet::{Burst, Ledger, Memory, MemoryConfig, Packet};
 
-use super::helper::{Command, Helper, HelperReport, News, Parts};
+use super::helper::{Command, Helper, HelperReport, News, Parts, Stopped};
 use super::links::{Links, RING_LEN};
 use crate::report::REPORT_PATIENCE;
 use crate::worker::Clock;
@@ -47,27 +47,34 @@ pub(super) struct Crew {
 }
 
 /// What the helpers share with the network.
-pub(super) struct Terms {
-    /// Number of helpers.
-    pub(super) count: usize,
+pub(super) struct Terms<'a> {
+    /// The ledger of each helper.
+    pub(super) ledgers: &'a [Arc<Ledger>],
     /// Memory of each.
     pub(super) memory_bytes: usize,
     pub(super) gateway: Option<PortId>,
     pub(super) busy_poll: Duration,
+    /// The network wants to know when a machine has gone.
+    pub(super) tells_departure: bool,
 }
 
 /// One of the other threads.
 struct Other {
-    /// Its state, until it begins.
+    /// Its state, while the thread does not have it.
     idle: RefCell<Option<Box<Helper>>>,
     /// `None` once it has to end.
     commands: Option<Sender<Command>>,
     bell: EventDoorbell,
-    ledger: Arc<Ledger>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     last: RefCell<HelperReport>,
     /// Where a report that was requested arrives.
     late: RefCell<Option<Receiver<HelperReport>>>,
+}
+
+/// A thread, which serves while it has the state of a helper.
+struct Thread {
+    states: Sender<Box<Helper>>,
+    handle: JoinHandle<()>,
 }
 
 impl Crew {
@@ -75,10 +82,10 @@ impl Crew {
     ///
     /// # Errors
     /// The error of the system call that failed, or there is not enough memory.
-    pub(super) fn new(switch: &Switch, terms: &Terms) -> io::Result<Self> {
+    pub(super) fn new(switch: &Switch, terms: &Terms<'_>) -> io::Result<Self> {
         let (tell, news) = channel();
         let (mut bells, mut rings, mut consumers) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..=terms.count {
+        for _ in 0..=terms.ledgers.len() {
             let bell = EventDoorbell::fenced()?;
             let ring = ring::shared(RING_LEN, bell.clone()).map_err(io::Error::other)?;
             bells.push(bell);
@@ -89,9 +96,9 @@ impl Crew {
         let mut consumers = consumers.into_iter();
         let ring = consumers.next().expect("that of the first worker");
         let mut others = Vec::new();
-        for (own, ring) in (1..).zip(consumers) {
+        for (own, (ring, ledger)) in (1..).zip(consumers.zip(terms.ledgers)) {
             let (commands, wanted) = channel();
-            let (bell, ledger) = (bells[own].clone(), Arc::new(Ledger::new()));
+            let bell = bells[own].clone();
             let memory = Memory::try_new(MemoryConfig::within(terms.memory_bytes));
             let helper = Helper::new(Parts {
                 forwarder: switch.forwarder(),
@@ -104,12 +111,12 @@ impl Crew {
                 ledger: ledger.clone(),
                 gateway: terms.gateway,
                 busy_poll: terms.busy_poll,
+                tells_departure: terms.tells_departure,
             })?;
             others.push(Other {
                 idle: RefCell::new(Some(Box::new(helper))),
                 commands: Some(commands),
                 bell,
-                ledger,
                 thread: None,
                 last: RefCell::default(),
                 late: RefCell::default(),
@@ -118,21 +125,69 @@ impl Crew {
         Ok(Self { links, ring, has_packets: false, bell: bells.swap_remove(0), news, others })
     }
 
-    /// Starts the threads, which tell the time of `clock`.
+    /// Starts the threads, which tell the time of `clock`, and wait for [`Crew::begin`].
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub(super) fn begin(&mut self, clock: &Clock) -> io::Result<()> {
+    pub(super) fn hire(&mut self, clock: &Clock) -> io::Result<()> {
         for (own, other) in (1..).zip(&mut self.others) {
-            let Some(mut helper) = other.idle.take() else { continue };
-            let (news, bell) = helper.news();
-            let mut end = End { result: None, news, bell };
+            let (states, wanted) = channel();
             let clock = clock.clone();
             let thread = Builder::new().name(format!("worker-{own}"));
-            let thread = thread.spawn(move || end.of(helper.run(&clock)))?;
-            other.thread = Some(thread);
+            let handle = thread.spawn(move || work(&wanted, &clock))?;
+            other.thread = Some(Thread { states, handle });
         }
         Ok(())
+    }
+
+    /// Lets the threads serve, if there are any.
+    pub(super) fn begin(&mut self) {
+        for other in &mut self.others {
+            if let Some(thread) = &other.thread
+                && let Some(helper) = other.idle.take()
+            {
+                // A failure means that the thread has ended, which its news say.
+                let _ = thread.states.send(helper);
+            }
+        }
+    }
+
+    /// Borrows the helpers from their threads, from each between two turns. None serves until
+    /// [`Crew::begin`].
+    ///
+    /// # Errors
+    /// As of [`Crew::ask`]; the helpers serve on.
+    pub(super) fn pause(&mut self) -> io::Result<()> {
+        // All are asked first, so that they stop at the same time.
+        let asked: Vec<_> = self.others.iter().map(Other::ask_for_helper).collect();
+        let mut result = Ok(());
+        for (thread, (other, lent)) in (1..).zip(self.others.iter().zip(asked)) {
+            let Some(lent) = lent else { continue };
+            match lent.recv_timeout(PATIENCE) {
+                Ok(helper) => *other.idle.borrow_mut() = Some(helper),
+                Err(error) => {
+                    result = Err(no_answer(thread, error));
+                    break;
+                }
+            }
+        }
+        if result.is_err() {
+            self.begin();
+        }
+        result
+    }
+
+    /// Returns a helper that is not serving.
+    pub(super) fn idle(&mut self, worker: usize) -> &mut Helper {
+        self.others[worker - 1].idle.get_mut().as_mut().expect("it is not serving")
+    }
+
+    /// Returns all helpers, none of which is serving.
+    pub(super) fn all_idle(&mut self) -> impl Iterator<Item = &mut Helper> {
+        self.others.iter_mut().map(|other| {
+            let helper = other.idle.get_mut().as_mut();
+            &mut **helper.expect("it is not serving")
+        })
     }
 
     /// Runs a turn of each helper that has no thread.
@@ -156,15 +211,7 @@ impl Crew {
     ) -> io::Result<T> {
         let (to, answer) = channel();
         self.others[thread - 1].tell(make(to));
-        answer.recv_timeout(PATIENCE).map_err(|error| {
-            io::Error::other(match error {
-                RecvTimeoutError::Timeout => format!(
-                    "worker {thread} has not answered for {} s; restart the network",
-                    PATIENCE.as_secs()
-                ),
-                RecvTimeoutError::Disconnected => format!("worker {thread} has ended"),
-            })
-        })
+        answer.recv_timeout(PATIENCE).map_err(|error| no_answer(thread, error))
     }
 
     /// Returns when no thread but the first has packets for port `index`, which the switch does not
@@ -187,6 +234,11 @@ impl Crew {
     /// As of [`Crew::ask`].
     pub(super) fn tell_departure(&self) -> io::Result<()> {
         (1..self.workers()).try_for_each(|worker| self.ask(worker, Command::TellDeparture))
+    }
+
+    /// Makes the helpers remove captures whose readers are gone, and does not wait for that.
+    pub(super) fn reap_captures(&self) {
+        self.others.iter().for_each(|other| other.tell(Command::CountCaptures(channel().0)));
     }
 
     /// Returns the sum of what the helpers answer.
@@ -229,6 +281,11 @@ impl Crew {
         self.has_packets
     }
 
+    /// Returns true if all packets that others have begun to put into the ring can be taken.
+    pub(super) fn is_published(&self) -> bool {
+        self.ring.is_published()
+    }
+
     /// Returns the number of packets that are in the ring now.
     pub(super) fn packets(&mut self) -> usize {
         self.ring.len()
@@ -257,11 +314,6 @@ impl Crew {
         let each = REPORT_PATIENCE / self.others.len().max(1) as u32;
         self.others.iter().map(|other| other.report(each)).collect()
     }
-
-    /// Returns the ledgers of the helpers.
-    pub(super) fn ledgers(&self) -> impl Iterator<Item = &Ledger> {
-        self.others.iter().map(|other| &*other.ledger)
-    }
 }
 
 impl Drop for Crew {
@@ -271,9 +323,10 @@ impl Drop for Crew {
             other.bell.ring();
         }
         for other in &mut self.others {
-            if let Some(thread) = other.thread.take() {
+            if let Some(Thread { states, handle }) = other.thread.take() {
+                drop(states);
                 // `End` has reported the result already, even of a panic.
-                let _ = thread.join();
+                let _ = handle.join();
             }
         }
     }
@@ -290,6 +343,16 @@ impl Other {
             let _ = commands.send(command);
             self.bell.ring();
         }
+    }
+
+    /// Asks the thread to lend its helper; `None` if it does not have it.
+    fn ask_for_helper(&self) -> Option<Receiver<Box<Helper>>> {
+        if self.idle.borrow().is_some() {
+            return None;
+        }
+        let (to, lent) = sync_channel(0);
+        self.tell(Command::Lend(to));
+        Some(lent)
     }
 
     /// Requests a report, unless an earlier request is still open.
@@ -319,26 +382,50 @@ impl Other {
     }
 }
 
+/// Serves with each state of a helper that arrives, until no more can.
+fn work(states: &Receiver<Box<Helper>>, clock: &Clock) {
+    while let Ok(helper) = states.recv() {
+        let mut end = End { result: None, news: Some(helper.news()) };
+        match helper.run(clock) {
+            Ok(Stopped::Lent) => end.news = None,
+            Ok(Stopped::Over) => return end.of(Ok(())),
+            Err(error) => return end.of(Err(error)),
+        }
+    }
+}
+
+/// Returns why a helper did not answer.
+fn no_answer(thread: usize, error: RecvTimeoutError) -> io::Error {
+    io::Error::other(match error {
+        RecvTimeoutError::Timeout => format!(
+            "worker {thread} has not answered for {} s; restart the network",
+            PATIENCE.as_secs()
+        ),
+        RecvTimeoutError::Disconnected => format!("worker {thread} has ended"),
+    })
+}
+
 /// Reports the result of a thread when it is dropped.
 struct End {
     /// `None` after a panic.
     result: Option<io::Result<()>>,
-    news: Sender<News>,
-    bell: EventDoorbell,
+    /// Where to report it, with the bell of the first worker; `None` if the thread goes on.
+    news: Option<(Sender<News>, EventDoorbell)>,
 }
 
 impl End {
-    fn of(&mut self, result: io::Result<()>) {
+    fn of(mut self, result: io::Result<()>) {
         self.result = Some(result);
     }
 }
 
 impl Drop for End {
     fn drop(&mut self) {
+        let Some((news, bell)) = &self.news else { return };
         let result = self.result.take();
         let result = result.unwrap_or_else(|| Err(io::Error::other("a worker panicked")));
         // A failure means that the first worker has ended.
-        let _ = self.news.send(News::Ended(result));
-        self.bell.ring();
+        let _ = news.send(News::Ended(result));
+        bell.ring();
     }
 }

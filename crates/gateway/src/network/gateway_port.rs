@@ -2,7 +2,7 @@
 
 use towpath_io::pcapng::Direction;
 use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{self, PortId, Role, StormRates, Switch};
+use towpath_net::switch::{self, PORTS_MAX, PortId, Role, StormRates, Switch};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Caps, Packet};
@@ -32,6 +32,15 @@ impl GatewayPort {
     /// Drops the waiting packets of a port that is gone: its number may soon be another port's.
     pub(super) fn forget(&mut self, port: PortId) {
         self.queue.retain(|packet| packet.ingress() != Some(port.index() as u16));
+    }
+
+    /// Returns how many packets of each port wait for the gateway, by the numbers of the ports.
+    pub(super) fn waiting_of_ports(&self) -> [usize; PORTS_MAX] {
+        let mut counts = [0; PORTS_MAX];
+        for port in self.queue.iter().filter_map(Packet::ingress) {
+            counts[usize::from(port)] += 1;
+        }
+        counts
     }
 
     /// Returns the number of packets that wait for the gateway, if there is one.

@@ -8,7 +8,8 @@
 //! broadcasts, multicasts.
 //!
 //! The first worker gives it ports, and asks about them, by commands, which are carried out between
-//! two turns. What its ports report goes back as news. A helper never waits for the first worker.
+//! two turns. What its ports report goes back as news. A helper never waits for the first worker,
+//! except while that changes the number of workers: then the thread lends its whole state.
 //!
 //! # Order
 //!
@@ -21,7 +22,7 @@
 use std::hint::spin_loop;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, SendError, Sender, SyncSender, TryRecvError};
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::thread::{Rest, release_unused};
@@ -52,14 +53,25 @@ pub(super) enum Command {
     Change(usize, Shape, Sender<Result<Caps, PortError>>),
     /// Take note of the newest configuration of the switch, and empty the ring.
     Settle(Sender<()>),
-    /// Capture a port.
-    Capture(usize, CaptureSettings, Sender<io::Result<Sniffer>>),
+    /// Capture a port. The capture rings this bell when its reader is gone.
+    Capture(usize, CaptureSettings, EventDoorbell, Sender<io::Result<Sniffer>>),
     /// Tell when the machine of a port has gone, once.
     TellDeparture(Sender<()>),
     /// Count the running captures.
     CountCaptures(Sender<usize>),
     /// Report all counters, and those of the switch for these ports.
     Report(Arc<[PortId]>, Sender<HelperReport>),
+    /// Lend the helper to the first worker. The channel has no room, so the helper is never between
+    /// the two: if the first worker has given up, the thread keeps it.
+    Lend(SyncSender<Box<Helper>>),
+}
+
+/// Why a helper has stopped.
+pub(super) enum Stopped {
+    /// The first worker has it.
+    Lent,
+    /// The first worker has dropped its end of the commands.
+    Over,
 }
 
 /// What a helper tells the first worker by itself.
@@ -102,6 +114,8 @@ pub(super) struct Parts {
     pub(super) ledger: Arc<Ledger>,
     pub(super) gateway: Option<PortId>,
     pub(super) busy_poll: Duration,
+    /// Tell when the machine of a port has gone, once.
+    pub(super) tells_departure: bool,
 }
 
 /// A helper.
@@ -126,7 +140,8 @@ pub(super) struct Helper {
     last: Box<[u64; PORTS_MAX]>,
     /// Memory is short: no port is read until then.
     paused_until: Option<Instant>,
-    tells_departure: bool,
+    /// Where the helper goes before its next turn.
+    lend_to: Option<SyncSender<Box<Helper>>>,
 }
 
 impl Helper {
@@ -145,7 +160,7 @@ impl Helper {
             sent: 0,
             last: Box::new([0; PORTS_MAX]),
             paused_until: None,
-            tells_departure: false,
+            lend_to: None,
         })
     }
 
@@ -154,21 +169,27 @@ impl Helper {
         self.parts.news.clone()
     }
 
-    /// Serves until the first worker has dropped its end of the commands.
+    /// Serves until the first worker wants it back, or has dropped its end of the commands.
     ///
     /// # Errors
     /// The files cannot be waited for.
-    pub(super) fn run(&mut self, clock: &Clock) -> io::Result<()> {
+    pub(super) fn run(mut self: Box<Self>, clock: &Clock) -> io::Result<Stopped> {
         let (mut rest, mut poll) = (Rest::new(), BusyPoll::new(self.parts.busy_poll));
         loop {
             self.wait(clock, &mut rest, &mut poll)?;
             let now = clock.now();
-            if !self.obey_all(now) {
-                // What the first worker sent last.
-                self.turn(now);
-                return Ok(());
+            let is_over = !self.obey_all(now);
+            if let Some(to) = self.lend_to.take() {
+                match to.send(self) {
+                    Ok(()) => return Ok(Stopped::Lent),
+                    Err(SendError(kept)) => self = kept,
+                }
             }
+            // At the end, what the first worker sent last.
             self.turn(now);
+            if is_over {
+                return Ok(Stopped::Over);
+            }
         }
     }
 
@@ -205,17 +226,28 @@ impl Helper {
                 self.take_packets(now);
                 answer.send(()).is_ok()
             }
-            Command::Capture(index, settings, answer) => {
+            Command::Capture(index, settings, ended, answer) => {
                 let bytes = self.parts.memory.capacity_bytes();
-                answer.send(self.ports.capture(index, settings, bytes)).is_ok()
+                answer.send(self.ports.capture(index, settings, bytes, ended)).is_ok()
             }
             Command::TellDeparture(answer) => {
-                self.tells_departure = true;
+                self.parts.tells_departure = true;
                 answer.send(()).is_ok()
             }
             Command::CountCaptures(answer) => answer.send(self.ports.reap_captures()).is_ok(),
             Command::Report(ids, answer) => answer.send(self.report(&ids)).is_ok(),
+            Command::Lend(to) => self.lend_to.replace(to).is_none(),
         };
+    }
+
+    /// Returns its ports.
+    pub(super) fn ports(&mut self) -> &mut Ports {
+        &mut self.ports
+    }
+
+    /// Takes the counters of its forwarder for a port of the network.
+    pub(super) fn take_counters(&mut self, id: PortId) -> Option<PortCounters> {
+        self.parts.forwarder.take_counters(id)
     }
 
     /// Carries out all commands if the bell has rung. Returns false if no more will come.
@@ -258,10 +290,10 @@ impl Helper {
         if self.paused_until.is_none() && self.read(now) == Input::NoMemory {
             self.paused_until = Some(now + MEMORY_PAUSE);
         }
-        let Parts { memory, ledger, news: (news, bell), .. } = &mut self.parts;
+        let Parts { memory, ledger, news: (news, bell), tells_departure, .. } = &mut self.parts;
         self.ports.flush(&mut Context { memory, ledger, now });
-        if self.tells_departure && self.ports.iter().any(Port::has_ended) {
-            self.tells_departure = false;
+        if *tells_departure && self.ports.iter().any(Port::has_ended) {
+            *tells_departure = false;
             // A failure means that the first worker has ended.
             let _ = news.send(News::Departed);
             bell.ring();
@@ -299,7 +331,7 @@ impl Helper {
     }
 
     /// Gives the packets that are in the ring now to the ports that they leave by.
-    fn take_packets(&mut self, now: Instant) {
+    pub(super) fn take_packets(&mut self, now: Instant) {
         let mut left = self.parts.ring.len();
         while left > 0 {
             self.taken.limit(left.min(BURST_MAX));

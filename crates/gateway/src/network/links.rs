@@ -18,6 +18,7 @@ use std::sync::Arc;
 use towpath_net::switch::{PORTS_MAX, PortId};
 use towpath_packet::ring::SharedProducer;
 use towpath_packet::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use towpath_packet::under_way::UnderWay;
 use towpath_packet::{Burst, Packet};
 
 /// Packets on the way to one worker: a quarter of the handles of another one, which can receive
@@ -113,12 +114,14 @@ impl Links {
         Self { own, ..self.clone() }
     }
 
-    /// Sets which worker a new port belongs to. No station is known behind it yet, so no packet
-    /// leaves by it.
-    pub(super) fn set_worker(&self, port: usize, worker: usize) {
+    /// Sets which worker a port belongs to, of whose packets the first worker has not finished
+    /// `under_way`. No packet leaves by the port yet: no station is known behind it, or no other
+    /// worker has begun.
+    pub(super) fn set_worker(&self, port: usize, worker: usize, under_way: usize) {
         let place = &self.shared.ports[port];
-        place.under_way.reset();
-        // Relaxed: the address table, which names the port later, orders it.
+        place.under_way.set(under_way);
+        // Relaxed: the address table, which names the port later, or the beginning of the other
+        // workers orders it.
         place.worker.store(worker as u8, Ordering::Relaxed);
     }
 
@@ -205,62 +208,6 @@ impl Links {
     }
 }
 
-/// Packets of a port that the first worker has not finished, and whether the port's worker waits
-/// until fewer are left.
-#[derive(Default)]
-pub(super) struct UnderWay {
-    /// Twice their number, plus [`WAITED`].
-    state: AtomicUsize,
-    /// The worker waits until at most this many are left.
-    mark: AtomicUsize,
-}
-
-const WAITED: usize = 1;
-
-impl UnderWay {
-    fn reset(&self) {
-        // Relaxed: the port is not in use.
-        self.state.store(0, Ordering::Relaxed);
-    }
-
-    fn add(&self, count: usize) {
-        // Relaxed: an increase orders nothing.
-        self.state.fetch_add(count << 1, Ordering::Relaxed);
-    }
-
-    pub(super) fn count(&self) -> usize {
-        // Relaxed: the number may be outdated.
-        self.state.load(Ordering::Relaxed) >> 1
-    }
-
-    /// Announces that the port's worker waits until at most `mark` are left. Returns false if that
-    /// is so already.
-    pub(super) fn wait(&self, mark: usize) -> bool {
-        // Relaxed: the bit publishes it.
-        self.mark.store(mark, Ordering::Relaxed);
-        // AcqRel: pairs with `finish`, for the mark. The number and the bit are one word: either
-        // this sees the lower number, or `finish` sees the bit.
-        let before = self.state.fetch_or(WAITED, Ordering::AcqRel);
-        let waits = before >> 1 > mark;
-        if !waits {
-            // Relaxed: orders nothing; a superfluous wakeup does no harm.
-            self.state.fetch_and(!WAITED, Ordering::Relaxed);
-        }
-        waits
-    }
-
-    /// Records that packets are finished. Returns true, once, if the port's worker waits for this.
-    pub(super) fn finish(&self, count: usize) -> bool {
-        // AcqRel: pairs with `wait`, for the mark.
-        let before = self.state.fetch_sub(count << 1, Ordering::AcqRel);
-        // Relaxed: the bit was published after it.
-        before & WAITED != 0
-            && (before >> 1) - count <= self.mark.load(Ordering::Relaxed)
-            // AcqRel: orders this clearing between two settings of the bit.
-            && self.state.fetch_and(!WAITED, Ordering::AcqRel) & WAITED != 0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,21 +223,5 @@ mod tests {
                 assert_eq!(Errand::of(&packet), errand);
             }
         }
-    }
-
-    /// Goal: a worker that waits is woken once, when few enough packets are left, and not at all if
-    /// that was so before.
-    #[test]
-    fn one_wakeup_for_each_wait() {
-        let under_way = UnderWay::default();
-        under_way.add(10);
-        assert!(!under_way.finish(1), "nobody waits");
-        assert!(under_way.wait(4));
-        assert!(!under_way.finish(4));
-        assert!(under_way.finish(1));
-        assert!(!under_way.finish(1), "once");
-        assert!(!under_way.wait(4), "few enough are left");
-        assert!(!under_way.finish(3));
-        assert_eq!(under_way.count(), 0);
     }
 }

@@ -18,7 +18,8 @@
 //!
 //! Ports are added, changed and removed between two turns, by the same thread:
 //! [`Network::add_port`] and others, or several changes at once by `Worker::apply`. A port that
-//! fails affects no other: it stays, without traffic, and reports the reason.
+//! fails affects no other: it stays, without traffic, and reports the reason. The number of workers
+//! changes between two turns, too ([`Network::change_workers`]).
 //!
 //! The packets of a port can be captured ([`crate::capture`]). Without a capture this costs one
 //! branch per burst.
@@ -45,6 +46,7 @@ mod senders;
 mod several;
 mod share;
 mod transaction;
+mod workers;
 
 pub use config::{
     Attachment, BUSY_POLL, BUSY_POLL_MAX, CaptureError, NAME_BYTES_MAX, NETWORK_PORTS_MAX,
@@ -54,12 +56,14 @@ pub use config::{
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
 pub use report::{DeviceReport, NetworkReport, PortReport};
 pub use transaction::{Change, Operation, OperationError, TransactionError};
+pub use workers::WorkersError;
 
 use std::fmt::Display;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::pcapng::Direction;
@@ -67,12 +71,12 @@ use towpath_net::counters::PortDrop;
 use towpath_net::fragment;
 use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant, earliest};
-use towpath_packet::{Burst, Caps, Context, Device, Input, Site};
+use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Site};
 
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Sniffer};
 use crate::report::Report;
 use crate::services::{self, Services};
-use crate::worker::Inside;
+use crate::worker::{Clock, Inside};
 use crew::Crew;
 use gateway_port::GatewayPort;
 use lease_file::LeaseFile;
@@ -106,6 +110,12 @@ pub struct Network {
     departed: Option<EventDoorbell>,
     /// The other workers, if there are any.
     crew: Option<Crew>,
+    /// What they have copied, by their numbers from 1. Those that have ended count on.
+    ledgers: Vec<Arc<Ledger>>,
+    /// Memory of all workers together, if [`Network::set_workers`] was called.
+    memory_bytes: Option<usize>,
+    /// The clock of the workers' threads, once they serve.
+    clock: Option<Clock>,
     /// Numbers of removed ports become free once the ring of the first worker is empty.
     has_numbers_to_release: bool,
 }
@@ -135,6 +145,9 @@ impl Network {
             tell: None,
             departed: None,
             crew: None,
+            ledgers: Vec::new(),
+            memory_bytes: None,
+            clock: None,
             has_numbers_to_release: false,
             config,
         })
@@ -283,12 +296,12 @@ impl Network {
             return Err(CaptureError::TooMany);
         }
         let bytes = cx.memory.capacity_bytes();
+        let ended = self.ports.capture_bell()?;
         match (self.find(name), &mut self.gateway) {
             (Err(_), Some(gateway)) if name == GATEWAY_NAME => {
-                let ended = self.ports.capture_bell()?;
                 Ok(gateway.mirrors.add(settings, bytes, Some(ended))?)
             }
-            (found, _) => Ok(self.capture_port(found?, settings, bytes)?),
+            (found, _) => Ok(self.capture_port(found?, settings, bytes, ended)?),
         }
     }
 
@@ -310,7 +323,7 @@ impl Network {
     pub fn report(&self, now: Instant) -> NetworkReport {
         let (ports, gateway) = self.figures(&self.other_reports());
         NetworkReport {
-            workers: self.crew.as_ref().map_or(1, Crew::workers),
+            workers: self.worker_count(),
             ports,
             gateway,
             gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
@@ -451,6 +464,7 @@ impl Device for Network {
             let heard = self.ports.hear()?;
             if heard.capture_ended {
                 self.gateway.iter_mut().for_each(|gateway| gateway.mirrors.reap());
+                self.crew.iter().for_each(Crew::reap_captures);
             }
             if heard.bell {
                 self.hear_news()?;

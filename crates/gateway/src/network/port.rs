@@ -189,6 +189,14 @@ impl Port {
         self.lanes.iter().map(Lane::waiting).sum()
     }
 
+    /// Prepares the port for another worker, while `waiting` of its packets wait for the gateway.
+    /// That worker looks at all its queues once.
+    pub(super) fn take_over(&mut self, waiting: usize) {
+        (self.has_news, self.is_ready, self.is_held) = (true, true, false);
+        self.share.take_over(waiting);
+        self.reported = None;
+    }
+
     /// Polls the device; returns true if there is work.
     pub(super) fn poll(&mut self) -> bool {
         self.failure.is_none() && self.device.poll()

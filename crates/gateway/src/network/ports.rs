@@ -10,10 +10,10 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_io::reactor::{Events, Interest, Reactor};
 use towpath_io::thread::Rest;
 use towpath_net::time::{Duration, Instant};
+use towpath_packet::under_way::UnderWay;
 use towpath_packet::{Burst, Context, Input};
 
 use super::BURSTS_PER_TURN;
-use super::links::UnderWay;
 use super::port::{Port, Returned};
 use super::report::PortState;
 use crate::capture::{CaptureSettings, Sniffer};
@@ -77,17 +77,43 @@ impl Ports {
         self.reactor.add(bell, BELL, Interest::READ, false)
     }
 
+    /// Ends [`Ports::watch`].
+    pub(super) fn unwatch(&self, bell: &EventDoorbell) {
+        // It is registered and still open.
+        let _ = self.reactor.remove(bell);
+    }
+
     /// Adds a port, which has this number.
     ///
     /// # Errors
     /// Its file cannot be watched; nothing was changed.
     pub(super) fn add(&mut self, index: usize, port: Port) -> io::Result<()> {
-        self.reactor.add(&port, index as u64, Interest::READ, false)?;
+        self.await_port(index, &port)?;
+        self.put(index, port);
+        Ok(())
+    }
+
+    /// Watches the file of a port that another thread still has, so that [`Ports::put`] cannot
+    /// fail.
+    ///
+    /// # Errors
+    /// Its file cannot be watched; nothing was changed.
+    pub(super) fn await_port(&self, index: usize, port: &Port) -> io::Result<()> {
+        self.reactor.add(port, index as u64, Interest::READ, false)
+    }
+
+    /// Takes back [`Ports::await_port`].
+    pub(super) fn forgo_port(&self, port: &Port) {
+        // It is registered and still open.
+        let _ = self.reactor.remove(port);
+    }
+
+    /// Takes over a port, whose file is watched.
+    pub(super) fn put(&mut self, index: usize, port: Port) {
         if self.places.len() <= index {
             self.places.resize_with(index + 1, || None);
         }
         self.places[index] = Some(port);
-        Ok(())
     }
 
     /// Takes a port out.
@@ -305,7 +331,7 @@ impl Ports {
         self.places.iter_mut().flatten().for_each(Port::rest);
     }
 
-    /// Begins a capture of a port of this thread.
+    /// Begins a capture of a port of this thread, which rings `ended` when its reader is gone.
     ///
     /// # Errors
     /// The error of the system call that failed.
@@ -314,13 +340,14 @@ impl Ports {
         index: usize,
         settings: CaptureSettings,
         frame_bytes: usize,
+        ended: EventDoorbell,
     ) -> io::Result<Sniffer> {
-        let ended = self.capture_bell()?;
         let port = self.get_mut(index).expect("a port of this thread");
         port.mirrors.add(settings, frame_bytes, Some(ended))
     }
 
-    /// Returns the doorbell for a capture to ring when its reader is gone.
+    /// Returns the doorbell for the captures of a network to ring when their readers are gone. The
+    /// first worker hears it: ports move between workers with their captures.
     ///
     /// # Errors
     /// The error of the system call that failed.

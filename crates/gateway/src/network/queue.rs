@@ -62,6 +62,11 @@ impl Queue {
         self.packets.pop_front()
     }
 
+    /// Returns the waiting packets, the first one first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Packet> {
+        self.packets.iter()
+    }
+
     /// Drops all packets but those that `keep` selects.
     pub(super) fn retain(&mut self, keep: impl FnMut(&Packet) -> bool) {
         self.packets.retain(keep);

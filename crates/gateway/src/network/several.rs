@@ -1,7 +1,7 @@
 //! A network whose ports are distributed over several workers.
 //!
 //! The first worker owns the switch, the gateway's port, services and leases. Each port belongs to
-//! one worker, for as long as it exists; see `helper` for the others.
+//! one worker at a time; see `helper` for the others, and `workers` for how ports move.
 
 use std::collections::HashMap;
 use std::io;
@@ -37,18 +37,35 @@ impl Network {
     /// If there are ports already.
     pub fn set_workers(&mut self, config: &Config) -> io::Result<()> {
         assert!(self.members.is_empty(), "workers come before ports");
-        if config.workers > 1 {
-            let terms = Terms {
-                count: config.workers - 1,
-                memory_bytes: config.memory_share(),
-                gateway: self.gateway.as_ref().map(|gateway| gateway.id),
-                busy_poll: self.config.busy_poll,
-            };
-            let crew = Crew::new(&self.switch, &terms)?;
-            self.ports.watch(crew.bell())?;
-            self.crew = Some(crew);
+        self.memory_bytes = Some(config.memory_bytes);
+        self.crew = self.new_crew(config.workers, config.memory_share())?;
+        self.crew.iter().try_for_each(|crew| self.ports.watch(crew.bell()))
+    }
+
+    /// Makes the other ones of `workers` workers; `None` for the first alone.
+    pub(super) fn new_crew(
+        &mut self,
+        workers: usize,
+        memory_bytes: usize,
+    ) -> io::Result<Option<Crew>> {
+        let others = workers.saturating_sub(1);
+        if others == 0 {
+            return Ok(None);
         }
-        Ok(())
+        self.ledgers.resize_with(others.max(self.ledgers.len()), Arc::default);
+        let terms = Terms {
+            ledgers: &self.ledgers[..others],
+            memory_bytes,
+            gateway: self.gateway.as_ref().map(|gateway| gateway.id),
+            busy_poll: self.config.busy_poll,
+            tells_departure: self.departed.is_some(),
+        };
+        Crew::new(&self.switch, &terms).map(Some)
+    }
+
+    /// Returns the number of workers.
+    pub(super) fn worker_count(&self) -> usize {
+        self.crew.as_ref().map_or(1, Crew::workers)
     }
 
     /// Runs a turn of each other worker that has no thread yet. For tests and measurements that
@@ -63,8 +80,7 @@ impl Network {
     /// Returns the worker for a new port: the one with the fewest ports, and the first one of
     /// several. The gateway counts as a port of the first worker.
     pub(super) fn least_busy(&self) -> usize {
-        let Some(crew) = &self.crew else { return 0 };
-        let mut counts = vec![0; crew.workers()];
+        let mut counts = vec![0; self.worker_count()];
         counts[0] = usize::from(self.gateway.is_some());
         self.members.iter().flatten().for_each(|member| counts[member.worker] += 1);
         (0..counts.len()).min_by_key(|worker| counts[*worker]).unwrap_or(0)
@@ -73,7 +89,7 @@ impl Network {
     /// Gives a port to its worker.
     pub(super) fn hand_out(&mut self, port: Port, index: usize, worker: usize) -> io::Result<()> {
         let Some(crew) = &self.crew else { return self.ports.add(index, port) };
-        crew.links.set_worker(index, worker);
+        crew.links.set_worker(index, worker, 0);
         match worker {
             0 => self.ports.add(index, port),
             _ => crew.ask(worker, |answer| Command::Add(index, Box::new(port), answer))?,
@@ -90,18 +106,20 @@ impl Network {
         crew.ask(worker, |answer| Command::Change(index, shape, answer))?
     }
 
-    /// Begins a capture of a port whose packets are in memory of `frame_bytes`.
+    /// Begins a capture of a port whose packets are in memory of `frame_bytes`. It rings `ended`
+    /// when its reader is gone.
     pub(super) fn capture_port(
         &mut self,
         index: usize,
         settings: CaptureSettings,
         frame_bytes: usize,
+        ended: EventDoorbell,
     ) -> io::Result<Sniffer> {
         if self.ports.get(index).is_some() {
-            return self.ports.capture(index, settings, frame_bytes);
+            return self.ports.capture(index, settings, frame_bytes, ended);
         }
         let (crew, worker) = self.worker_of(index);
-        crew.ask(worker, |answer| Command::Capture(index, settings, answer))?
+        crew.ask(worker, |answer| Command::Capture(index, settings, ended, answer))?
     }
 
     /// Removes captures whose readers are gone. Returns the number of the others.
@@ -161,8 +179,11 @@ impl Network {
     /// Does what the other workers ask for packets that are in the ring now.
     pub(super) fn take_packets(&mut self, cx: &mut Context<'_>) {
         let Some(crew) = &mut self.crew else { return };
-        let releases = std::mem::take(&mut self.has_numbers_to_release);
         let generation = self.switch.oldest_generation();
+        // A worker that was interrupted while it put packets into the ring may have some of a port
+        // that is gone: the number waits.
+        let releases = self.has_numbers_to_release && crew.is_published();
+        self.has_numbers_to_release &= !releases;
         let mut left = crew.packets();
         let (mut taken, mut run) = (Burst::new(), Burst::new());
         while left > 0
@@ -287,8 +308,7 @@ impl Network {
         let (ports, _) = self.figures(&others);
         let lent = ports.iter().filter_map(|port| port.device.lent());
         report.recalled = lent.map(|(_, recalled)| recalled).sum();
-        let Some(crew) = &self.crew else { return };
-        for ledger in crew.ledgers() {
+        for ledger in &self.ledgers {
             report.carried += ledger.carried();
             for (counted, site) in report.copied.iter_mut().zip(Site::ALL) {
                 counted.1 += ledger.copied_at(site);
@@ -319,6 +339,15 @@ impl Worker<Network> {
     /// A thread cannot be started.
     pub fn begin(&mut self) -> io::Result<()> {
         let clock = self.clock();
-        self.inside_mut().crew.iter_mut().try_for_each(|crew| crew.begin(&clock))
+        let network = self.inside_mut();
+        if let Some(crew) = &mut network.crew {
+            crew.hire(&clock)?;
+            crew.begin();
+        }
+        network.clock = Some(clock);
+        Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use towpath_net::time::Instant;
 use towpath_packet::burst::BURST_MAX;
-
-use super::links::UnderWay;
+use towpath_packet::under_way::UnderWay;
 
 /// Cost of a packet in addition to its bytes, in bytes copied.
 const PACKET_COST: usize = 8 << 10;
@@ -80,6 +79,11 @@ impl PortShare {
     /// Records that packets wait for another thread to judge them.
     pub(super) fn wait_for(&mut self, packets: usize) {
         self.waiting += packets;
+    }
+
+    /// Sets how many packets of the port wait for the gateway, when another worker takes it over.
+    pub(super) fn take_over(&mut self, waiting: usize) {
+        self.waiting = waiting;
     }
 
     /// The gateway took a packet.

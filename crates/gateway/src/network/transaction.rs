@@ -4,12 +4,13 @@
 //! the changes before it are undone in reverse order: an added port is removed, a changed port gets
 //! its former settings. A removed port only gives up its name until all changes have succeeded. So
 //! it comes back as it was, with its connected guest and all waiting packets. The price: its
-//! number, its socket and its TAP device are free only for the next transaction.
+//! number, its socket and its TAP device are free only for the next transaction. The number of
+//! workers changes last, so that this change never has to be undone.
 
 use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::wire::MacAddr;
 
-use super::{Attachment, Network, PortError, PortSettings};
+use super::{Attachment, Network, PortError, PortSettings, WorkersError};
 use crate::flows::{StartError, UndoPort};
 use crate::publish::PortChange;
 use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
@@ -37,6 +38,8 @@ pub enum Operation {
     DelLease(Guest),
     /// Publishes ports of the host for a guest, or unpublishes them.
     Ports(PortChange),
+    /// Changes the number of workers, after all other operations. Of several, the last one counts.
+    Workers(usize),
 }
 
 /// Changed settings of a port; `None` leaves a setting as it is.
@@ -84,6 +87,9 @@ pub enum OperationError {
     /// An operation on a published port failed.
     #[error(transparent)]
     Publish(#[from] StartError),
+    /// The number of workers was not changed.
+    #[error(transparent)]
+    Workers(#[from] WorkersError),
     /// The operation needs a gateway, which this network does not have.
     #[error("cannot publish ports: the network has no gateway")]
     NoGateway,
@@ -137,11 +143,9 @@ impl Worker<Network> {
     /// [`TransactionError`]: the first operation that failed; nothing was changed.
     pub fn apply(&mut self, operations: Vec<Operation>) -> Result<(), TransactionError> {
         let mut done = Vec::with_capacity(operations.len());
-        for (index, operation) in operations.into_iter().enumerate() {
-            if let Err(error) = self.apply_one(operation, &mut done) {
-                done.into_iter().rev().for_each(|undo| self.take_back(undo));
-                return Err(TransactionError { index, error });
-            }
+        if let Err(error) = self.apply_all(operations, &mut done) {
+            done.into_iter().rev().for_each(|undo| self.take_back(undo));
+            return Err(error);
         }
         for undo in done {
             match undo {
@@ -155,6 +159,24 @@ impl Worker<Network> {
             }
         }
         Ok(())
+    }
+
+    /// Makes all changes up to one that fails, and adds to `done` how to undo them.
+    fn apply_all(
+        &mut self,
+        operations: Vec<Operation>,
+        done: &mut Vec<Undo>,
+    ) -> Result<(), TransactionError> {
+        let mut workers = None;
+        for (index, operation) in operations.into_iter().enumerate() {
+            if let Operation::Workers(count) = &operation {
+                workers = Some((index, *count));
+            }
+            self.apply_one(operation, done).map_err(|error| TransactionError { index, error })?;
+        }
+        let Some((index, count)) = workers else { return Ok(()) };
+        let changed = self.change_workers(count);
+        changed.map_err(|error| TransactionError { index, error: error.into() })
     }
 
     /// Makes one change, and adds to `done` how to undo it.
@@ -191,6 +213,8 @@ impl Worker<Network> {
             Operation::DelLease(guest) => {
                 network.services_to_change(done)?.remove_static_lease(&guest)?
             }
+            // After all other operations.
+            Operation::Workers(_) => {}
         }
         Ok(())
     }

@@ -3,10 +3,11 @@
 use super::{Inside, Worker};
 use crate::config::MappedAddress;
 use crate::flows::{
-    JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, StartError, UndoPort,
+    JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, NativeListen, StartError, UndoPort,
 };
 use crate::publish::{PortChange, Publish, PublishId};
 use std::io;
+use std::os::fd::OwnedFd;
 use towpath_io::namespace::sockets::SocketSource;
 
 impl<S: Inside> Worker<S> {
@@ -76,6 +77,25 @@ impl<S: Inside> Worker<S> {
         let port = self.published().find(|(other, _)| *other == id);
         let port = port.map(|(_, publish)| publish.host_port());
         port.inspect(|port| self.gateway.unpublish(port, &self.reactor)).is_some()
+    }
+
+    /// Lets a socket of the host, which the program gets, listen at the published port that leads
+    /// to `port` of the program, in the place of the port's own sockets, until
+    /// [`Worker::native_ended`].
+    pub fn listen_natively(&mut self, socket: &OwnedFd, port: u16, backlog: i32) -> NativeListen {
+        self.gateway.listen_natively(socket, port, backlog, &self.reactor)
+    }
+
+    /// A socket of [`Worker::listen_natively`] has ended: the port's own sockets listen again,
+    /// unless there are others. Returns false if another program of the host listens there by now.
+    pub fn native_ended(&mut self, id: PublishId) -> bool {
+        self.gateway.native_ended(id, &self.reactor)
+    }
+
+    /// Returns the ports whose sockets of [`Worker::listen_natively`] have to stop, since the last
+    /// call: they are not published any more, or lead elsewhere.
+    pub fn take_revoked(&mut self) -> Vec<PublishId> {
+        self.gateway.take_revoked()
     }
 
     /// Makes all changes of published ports, in order, or none. Flows of closed ports continue, and

@@ -65,7 +65,7 @@ impl Helper {
         match order {
             Order::Take(moved) => {
                 self.flows_taken += moved.len() as u64;
-                flows.put(moved);
+                flows.put(*moved);
             }
             Order::Accept(accepted) => flows.gateway().take_over([accepted]),
             Order::Return(_, after) if self.passed_on < after || !flows.may_take() => {

@@ -265,10 +265,10 @@ impl Reader {
             Some(Move { buckets, from: 0, to }) => {
                 let moved = flows.take(&buckets);
                 self.owners.set(&buckets, to as u8);
-                if let Err(Order::Take(back)) = self.others[to - 1].orders.give(Order::Take(moved))
-                {
+                let order = Order::Take(Box::new(moved));
+                if let Err(Order::Take(back)) = self.others[to - 1].orders.give(order) {
                     // A worker that has ended ends all.
-                    flows.put(back);
+                    flows.put(*back);
                 }
             }
             Some(Move { buckets, from, .. }) => self.fetch(&buckets, from),

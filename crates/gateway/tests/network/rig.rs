@@ -6,11 +6,14 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use towpath_gateway::config::Config;
-use towpath_gateway::network::{Attachment, Network, NetworkConfig, PortReport, PortSettings};
+use towpath_gateway::network::{
+    Attachment, Network, NetworkConfig, PortReport, PortSettings, WorkersError,
+};
 use towpath_io::endpoint::Connection;
 use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam};
 use towpath_io::vhost_user::virtq::Segment;
 use towpath_net::time::{Duration, Instant};
+use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 
 /// Bytes of a frame, and of its length in the stream.
@@ -18,6 +21,8 @@ pub(crate) const FRAME: usize = 1000;
 pub(crate) const LENGTH: usize = 4;
 /// Offset of the number in a datagram: after the headers of Ethernet, IPv4 and UDP.
 pub(crate) const NUMBER: usize = 14 + 20 + 8;
+/// Memory of all workers together: enough for eight.
+const MEMORY: usize = 160 << 20;
 /// More turns than anything here takes.
 pub(crate) const TURNS_MAX: usize = 100_000;
 
@@ -30,6 +35,8 @@ pub(crate) struct Rig {
     pub(crate) memory: Memory,
     pub(crate) ledger: Ledger,
     pub(crate) now: Instant,
+    /// Packets that the gateway got.
+    pub(crate) to_gateway: usize,
     workers: usize,
 }
 
@@ -67,9 +74,14 @@ impl Rig {
 
     /// A network with so many workers, all of which this thread drives.
     pub(crate) fn new(workers: usize) -> Self {
+        Self::with_gateway(workers, None)
+    }
+
+    /// A network with a gateway at this station, if there is to be one.
+    pub(crate) fn with_gateway(workers: usize, gateway: Option<u8>) -> Self {
         let config = NetworkConfig {
             mtu: 1500,
-            gateway: None,
+            gateway: gateway.map(|last| MacAddr([2, 0, 0, 0, 0, last])),
             gateway_addresses: Vec::new(),
             orphan: false,
             busy_poll: Duration::ZERO,
@@ -78,15 +90,24 @@ impl Rig {
         // Much more than can wait: memory is never short.
         let sizes = MemoryConfig { packets: 16_384, small_frames: 1024, large_frames: 1024 };
         let mut network = Network::new(config).expect("a network");
-        let shares = Config { workers, memory_bytes: 32 << 20, ..Config::default() };
+        let shares = Config { workers, memory_bytes: MEMORY, ..Config::default() };
         network.set_workers(&shares).expect("workers");
         Self {
             network,
             memory: Memory::new(sizes),
             ledger: Ledger::new(),
             now: Instant::from_micros(1),
+            to_gateway: 0,
             workers,
         }
+    }
+
+    /// Changes the number of workers.
+    pub(crate) fn change_workers(&mut self, workers: usize) -> Result<(), WorkersError> {
+        let Self { network, memory, ledger, now, .. } = self;
+        network.change_workers(workers, &mut Context { memory, ledger, now: *now })?;
+        self.workers = workers;
+        Ok(())
     }
 
     /// Attaches a guest, and lets it introduce itself.
@@ -121,7 +142,9 @@ impl Rig {
         self.now += Duration::from_millis(1);
         let mut cx = Context { memory: &mut self.memory, ledger: &self.ledger, now: self.now };
         self.network.turn(true, &mut cx).expect("turned");
-        self.network.receive(&mut Burst::new(), &mut cx).expect("received");
+        let mut burst = Burst::new();
+        self.network.receive(&mut burst, &mut cx).expect("received");
+        self.to_gateway += burst.len();
     }
 
     /// Gives the other workers a turn.
@@ -254,6 +277,12 @@ impl Guest {
 
     /// Numbers of the frames that have arrived from `from`.
     pub(crate) fn receive(&mut self, from: u8) -> Vec<u32> {
+        let frames = self.receive_all();
+        frames.iter().filter(|frame| frame[11] == from).map(|frame| number_of(frame)).collect()
+    }
+
+    /// Frames that have arrived.
+    pub(crate) fn receive_all(&mut self) -> Vec<Vec<u8>> {
         let mut bytes = [0; 64 << 10];
         loop {
             match self.socket.read(&mut bytes) {
@@ -268,8 +297,11 @@ impl Guest {
         }
         let whole = self.rest.len() / (LENGTH + FRAME) * (LENGTH + FRAME);
         let frames = self.rest.drain(..whole).collect::<Vec<u8>>();
-        let frames = frames.chunks(LENGTH + FRAME).map(|bytes| &bytes[LENGTH..]);
-        let frames = frames.filter(|frame| frame[11] == from);
-        frames.map(|frame| u32::from_be_bytes(frame[14..18].try_into().expect("four"))).collect()
+        frames.chunks(LENGTH + FRAME).map(|bytes| bytes[LENGTH..].to_vec()).collect()
     }
+}
+
+/// The number of a frame.
+pub(crate) fn number_of(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(frame[14..18].try_into().expect("four"))
 }

@@ -1,31 +1,22 @@
-//! A network whose ports are distributed over two workers. Without a gateway, the first port
+//! A network whose ports are distributed over several workers. Without a gateway, the first port
 //! belongs to the first worker, and then the ports take turns.
 //!
-//! Most tests drive both workers, turn by turn; the others run them as threads.
+//! Most tests drive the workers turn by turn; the others run them as threads.
 
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_gateway::config::Config;
-use towpath_gateway::network::{
-    Attachment, Change, Network, NetworkConfig, Operation, PortSettings,
-};
-use towpath_gateway::worker::Worker;
-use towpath_io::doorbell::EventDoorbell;
-use towpath_io::endpoint::Connection;
+use towpath_gateway::network::{Change, Operation, PortSettings};
 use towpath_net::counters::PortDrop;
-use towpath_net::time::Duration;
-use towpath_packet::Ledger;
 use towpath_packet::ring::Doorbell;
 use towpath_packet::sync::{AtomicBool, AtomicU64, Ordering};
 
 use crate::rig::{Guest, Rig};
+use crate::running::Running;
 
 /// Last byte of the address of a station that no guest has.
-const NO_GUEST: u8 = 99;
+pub(crate) const NO_GUEST: u8 = 99;
 
 /// Goal: packets between ports of two workers arrive, all and in order, in both directions, and are
 /// counted once.
@@ -260,63 +251,19 @@ fn a_departure_from_another_worker_is_told() {
     assert!(has_rung());
 }
 
-/// A network whose workers are threads.
-struct Running {
-    worker: Worker<Network>,
-    tick: EventDoorbell,
-}
-
-impl Running {
-    fn new() -> Self {
-        let config = Config { workers: 2, ipv4: None, ipv6: None, ..Config::default() };
-        let network = NetworkConfig {
-            mtu: 1500,
-            gateway: None,
-            gateway_addresses: Vec::new(),
-            orphan: false,
-            busy_poll: Duration::from_micros(50),
-            seed: 1,
-        };
-        let mut network = Network::new(network).expect("a network");
-        network.set_workers(&config).expect("workers");
-        let mut worker =
-            Worker::serving(&config, network, Arc::new(Ledger::new())).expect("a worker");
-        worker.begin().expect("threads");
-        Self { worker, tick: EventDoorbell::new().expect("a descriptor") }
-    }
-
-    fn apply(&mut self, operation: Operation) {
-        self.worker.apply(vec![operation]).expect("applied");
-    }
-
-    fn attach(&mut self, name: &str, station: u8) -> Guest {
-        let (near, far) = UnixStream::pair().expect("a pair of sockets");
-        let attachment =
-            Attachment::StreamFd(Connection::new(near.into()).expect("a connected socket"));
-        let (name, settings) = (name.to_owned(), PortSettings::default());
-        self.apply(Operation::Add { name, attachment, settings });
-        Guest::new(station, far)
-    }
-
-    /// Serves until `tick` rings.
-    fn serve(&mut self) {
-        let tick = self.tick.clone();
-        self.worker.run_until(&[tick.as_fd()]).expect("served");
-        self.tick.clear();
-    }
-}
-
-fn open_files() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("a folder").count()
-}
-
-/// Goal: ports of both workers come, change and go under traffic, nothing of them is left, and
-/// memory comes back; the network ends with traffic under way. Method: a guest of each worker sends
-/// to the other, and to those that come and go.
+/// Goal: ports of all workers come, change and go under traffic, nothing of them is left, and
+/// memory comes back; the network ends with traffic under way. Method: guests of two workers send
+/// to each other, and to those that come and go.
 #[test]
 fn ports_come_and_go_under_traffic() {
-    const ROUNDS: usize = 60;
-    let mut running = Running::new();
+    for workers in [2, 4] {
+        come_and_go(workers);
+    }
+}
+
+fn come_and_go(workers: usize) {
+    const ROUNDS: usize = 15;
+    let mut running = Running::new(workers);
     let mut guests = [running.attach("a", 1), running.attach("b", 2)];
     let stop = Arc::new(AtomicBool::new(false));
     let came = Arc::new(AtomicU64::new(0));
@@ -329,7 +276,8 @@ fn ports_come_and_go_under_traffic() {
         thread::spawn(move || {
             let (peer, mut number) = (3 - guest.station, 0_u32);
             while !stop.load(Ordering::Relaxed) {
-                guest.send(if number.is_multiple_of(4) { 3 } else { peer }, number);
+                let to = [3, peer, 4, peer][number as usize % 4];
+                guest.send(to, number);
                 number = number.wrapping_add(1);
                 came.fetch_add(guest.receive(peer).len() as u64, Ordering::Relaxed);
                 if number.is_multiple_of(64) {
@@ -342,18 +290,26 @@ fn ports_come_and_go_under_traffic() {
     let mut files = Vec::new();
     for round in 0..ROUNDS {
         running.serve();
-        let mut guest = running.attach("c", 3);
-        guest.send(NO_GUEST, 0);
+        // With two workers a port of each, with four those of the others.
+        let names = ["c", "d"];
+        let mut guests = [running.attach(names[0], 3), running.attach(names[1], 4)];
+        for (name, guest) in names.into_iter().zip(&mut guests) {
+            assert_eq!(running.port(name).worker, usize::from(guest.station - 1) % workers);
+            guest.send(NO_GUEST, 0);
+        }
         running.serve();
         let change = Change { queue_len: Some(1 + round), ..Change::default() };
-        running.apply(Operation::Set("c".to_owned(), change));
+        for name in names {
+            running.apply(Operation::Set(name.to_owned(), change.clone()));
+        }
         running.serve();
-        running.apply(Operation::Del("c".to_owned()));
-        drop(guest);
+        for name in names {
+            running.apply(Operation::Del(name.to_owned()));
+        }
         files.push(open_files());
     }
     // Other tests of this process have descriptors, too, but not so many.
-    assert!(files[ROUNDS - 1] < files[0] + ROUNDS / 2, "descriptors are left: {files:?}");
+    assert!(files[ROUNDS - 1] < files[0] + ROUNDS, "descriptors are left: {files:?}");
     assert!(came.load(Ordering::Relaxed) > 100, "packets crossed meanwhile");
     let report = running.worker.inside().report(running.worker.now());
     for port in &report.ports {
@@ -365,4 +321,8 @@ fn ports_come_and_go_under_traffic() {
     for thread in threads {
         thread.join().expect("no panic");
     }
+}
+
+pub(crate) fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("a folder").count()
 }

@@ -8,8 +8,10 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::pipe::SpliceFlags;
-use std::io;
+use std::fs::File;
+use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
+use towpath_packet::{PinnedPiece, View};
 
 /// Carries out a step on sockets, except an accept.
 ///
@@ -57,11 +59,27 @@ pub(super) fn file(step: Step<'_>) -> Result<usize, Errno> {
         }
         Step::Read { file, into, at } => file.read_at(into, at),
         Step::Write { file, bytes, at } => file.write_at(bytes, at),
+        Step::WritePieces { file, pieces, skip, at, .. } => {
+            return write_pieces(file, pieces, skip, at);
+        }
         Step::Sync { file, data_only: false } => file.sync_all().map(|()| 0),
         Step::Sync { file, data_only: true } => file.sync_data().map(|()| 0),
         step => unreachable!("{step:?} is no such step"),
     };
     result.map_err(|error| errno(&error))
+}
+
+/// Writes the bytes of pieces but the first `skip`, as many as one call takes.
+fn write_pieces(file: &File, pieces: &[PinnedPiece], skip: usize, at: u64) -> Result<usize, Errno> {
+    let views = pieces.iter().map(|pinned| pinned.piece().view().expect("it is not foreign"));
+    let views: Vec<View<'_>> = views.collect();
+    let mut slices: Vec<_> = views.iter().map(|view| IoSlice::new(view)).collect();
+    if let Some(first) = slices.first_mut()
+        && skip > 0
+    {
+        *first = IoSlice::new(&views[0][skip..]);
+    }
+    rustix::io::pwritev(file, &slices, at)
 }
 
 /// Accepts the next connection of a non-blocking listener. The connection is blocking, as in the

@@ -7,7 +7,7 @@
 use super::call;
 use super::files::Files;
 use super::job::{Job, Running, Socket, Step};
-use super::{Interest, SlotEvent, TURN_BYTES, Trigger, What};
+use super::{Interest, SPARE_MAX, SlotEvent, TURN_BYTES, Trigger, What};
 use crate::doorbell::EventDoorbell;
 use crate::reactor::{Events, Reactor};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,6 +36,9 @@ pub(super) struct Epoll {
     back: Vec<(u32, Box<Running>)>,
     /// Events that other calls produced before the next wait.
     early: Vec<SlotEvent>,
+    /// Memory of jobs that are complete, for new ones.
+    #[expect(clippy::vec_box, reason = "the boxes move in and out")]
+    spare: Vec<Box<Running>>,
 }
 
 /// A job and what its slot watches.
@@ -72,6 +75,7 @@ impl Epoll {
             turns: Vec::new(),
             back: Vec::new(),
             early: Vec::new(),
+            spare: Vec::new(),
         })
     }
 
@@ -122,7 +126,13 @@ impl Epoll {
         }
         let mut running = Running::new(job)?;
         running.copies();
-        let running = Some(Box::new(running));
+        let running = Some(match self.spare.pop() {
+            Some(mut spare) => {
+                *spare = running;
+                spare
+            }
+            None => Box::new(running),
+        });
         self.jobs.insert(slot, Doing { running, ..Doing::default() });
         self.go_on(slot);
         Ok(())
@@ -189,7 +199,12 @@ impl Epoll {
             turns.push(slot);
         }
         self.back = back;
-        turns.into_iter().for_each(|slot| self.go_on(slot));
+        for slot in turns.drain(..) {
+            self.go_on(slot);
+        }
+        // Those that go on with the next wait take the memory, too.
+        turns.append(&mut self.turns);
+        self.turns = turns;
         arrived.append(&mut self.early);
         Ok(())
     }
@@ -201,7 +216,7 @@ impl Epoll {
         let mut moved = 0;
         while moved < TURN_BYTES {
             let result = match running.next() {
-                Step::Over => return self.finish(slot, *running),
+                Step::Over => return self.finish(slot, running),
                 Step::Idle => return self.keep(slot, running),
                 Step::Accept { listener } => call::accept(listener).map(|connection| {
                     self.early.push((slot, What::Accepted(connection)));
@@ -272,10 +287,13 @@ impl Epoll {
         }
     }
 
-    fn finish(&mut self, slot: u32, running: Running) {
+    fn finish(&mut self, slot: u32, mut running: Box<Running>) {
         let doing = self.jobs.remove(&slot).unwrap_or_default();
         self.unwatch(slot, doing.watched);
         self.early.push((slot, What::Over(running.finish())));
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(running);
+        }
     }
 }
 

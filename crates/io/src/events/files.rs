@@ -142,7 +142,7 @@ fn work(shared: &Shared) {
 }
 
 /// Carries out the next steps of a job that are on files.
-fn run(running: &mut Running) {
+pub(super) fn run(running: &mut Running) {
     loop {
         let step = running.next();
         if !step.is_on_file() {

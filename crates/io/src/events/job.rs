@@ -6,23 +6,29 @@
 //! and what is an error is decided here, so that it is the same for all.
 
 mod abandon;
+mod pieces;
 mod provided;
+mod ranges;
 mod sink;
+mod step;
 mod transfer;
 
 use super::{Action, Operation, SendFile};
 use crate::large_pages::LargeBlock;
 use crate::reactor::Interest;
+pub use pieces::PieceWrite;
 pub use provided::{Buffer, Call, Calls, Memory, OtherBuffer};
+use ranges::Ranges;
 use rustix::fd::OwnedFd;
 use rustix::fs::Statx;
 use rustix::io::{Errno, ioctl_fionbio};
-use sink::Sink;
 pub use sink::broken;
 use std::fs::File;
+use std::mem;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
+pub(super) use step::Step;
 pub use transfer::read_now;
 use transfer::{Block, Sending, Splicing, Way};
 
@@ -46,6 +52,8 @@ pub enum Job {
     File(Operation<Buffer>),
     /// Read a block of a file.
     ReadBlock(BlockRead),
+    /// Write pieces to a file.
+    WritePieces(PieceWrite),
     /// Ask a file's server for the current status of the file.
     Look(Look),
     /// Connect a non-blocking socket. The flag says whether to make it blocking afterwards.
@@ -106,7 +114,8 @@ impl Job {
                 Action::Read(offset) | Action::Write(offset) => (file, offset),
                 Action::Sync | Action::SyncData => return Ok(None),
             },
-            Self::ReadBlock(BlockRead { file, at, .. }) => (file, *at),
+            Self::ReadBlock(BlockRead { file, at, .. })
+            | Self::WritePieces(PieceWrite { file, at, .. }) => (file, *at),
             Self::SendFile(_, SendFile { file, range, .. }) | Self::ReceiveFile(_, file, range) => {
                 if range.start > range.end {
                     return Err(Errno::INVAL);
@@ -172,6 +181,7 @@ pub(super) struct Running {
 enum Work {
     File(Operation<Buffer>),
     ReadBlock(BlockRead),
+    WritePieces(PieceWrite, Ranges),
     Look(Look),
     Connect(Socket, SocketAddr, bool),
     /// Also the number of connections that may be accepted; negative if more than that were
@@ -198,6 +208,8 @@ enum Work {
     },
     Splice(Box<Splicing>),
     Call(Calls),
+    /// Nothing: the job was taken out.
+    Taken,
 }
 
 /// Memory that is sent.
@@ -216,87 +228,6 @@ impl Source {
     }
 }
 
-/// The next step of a job.
-#[derive(Debug)]
-pub(super) enum Step<'a> {
-    /// Nothing: the job is complete.
-    Over,
-    /// Nothing, until the caller has taken connections.
-    Idle,
-    Accept {
-        listener: &'a OwnedFd,
-    },
-    /// `Look`, `Read`, `Write` and `Sync` may block for as long as a disk takes.
-    Look {
-        file: &'a File,
-        into: &'a mut Statx,
-    },
-    Read {
-        file: &'a File,
-        into: &'a mut [u8],
-        at: u64,
-    },
-    Write {
-        file: &'a File,
-        bytes: &'a [u8],
-        at: u64,
-    },
-    Sync {
-        file: &'a File,
-        data_only: bool,
-    },
-    /// `Receive` and `Send` are io_uring requests, or calls.
-    Receive {
-        socket: &'a OwnedFd,
-        into: &'a mut [u8],
-        all: bool,
-    },
-    Send {
-        socket: &'a OwnedFd,
-        bytes: &'a [u8],
-        more: bool,
-    },
-    /// An io_uring request that lends the rest of a buffer of `all` bytes. The kernel uses the
-    /// bytes until it reports that it is done with them.
-    Lend {
-        socket: &'a OwnedFd,
-        bytes: &'a [u8],
-        all: u64,
-    },
-    /// `Connect` and the following steps are calls in both back ends.
-    Connect {
-        socket: &'a OwnedFd,
-        remote: SocketAddr,
-    },
-    SendFile {
-        socket: &'a OwnedFd,
-        file: &'a File,
-        at: u64,
-        count: usize,
-    },
-    Splice {
-        from: &'a OwnedFd,
-        to: &'a OwnedFd,
-        count: usize,
-        /// The destination, while no byte is in the pipe.
-        sink: Option<&'a mut Sink>,
-    },
-    Call {
-        calls: &'a mut Calls,
-        done: u64,
-    },
-}
-
-impl Step<'_> {
-    /// True if the step may block for as long as a disk takes.
-    pub(super) fn is_on_file(&self) -> bool {
-        matches!(
-            self,
-            Self::Look { .. } | Self::Read { .. } | Self::Write { .. } | Self::Sync { .. }
-        )
-    }
-}
-
 impl Running {
     pub(super) fn new(job: Job) -> Result<Self, (Errno, Job)> {
         let mut is_over = false;
@@ -305,6 +236,7 @@ impl Running {
         let work = match job {
             Job::File(operation) => Work::File(operation),
             Job::ReadBlock(read) => Work::ReadBlock(read),
+            Job::WritePieces(write) => Work::WritePieces(write, Ranges::default()),
             Job::Look(look) => Work::Look(look),
             Job::Connect(socket, remote, blocks) => Work::Connect(socket, remote, blocks),
             Job::Accept(listener) => Work::Accept(listener, ACCEPTED_MAX.into()),
@@ -341,6 +273,7 @@ impl Running {
         is_over |= match &work {
             Work::Send { from, .. } => from.bytes().is_empty(),
             Work::Receive { buffer, .. } => buffer.bytes().is_empty(),
+            Work::WritePieces(write, _) => write.bytes() == 0,
             _ => false,
         };
         Ok(Self { work, bytes: 0, failure: None, is_over, interruptions: 0 })
@@ -372,6 +305,7 @@ impl Running {
                 let file = direct.as_ref().unwrap_or(file);
                 Step::Read { file, into: &mut block[done as usize..], at }
             }
+            Work::WritePieces(write, ranges) => write.next(done, ranges),
             Work::Look(Look { file, status }) => Step::Look { file, into: status },
             Work::Connect(socket, remote, _) => Step::Connect { socket, remote: *remote },
             Work::Accept(_, ..=0) => Step::Idle,
@@ -396,6 +330,7 @@ impl Running {
             }
             Work::Splice(splicing) => splicing.next(done),
             Work::Call(calls) => Step::Call { calls, done },
+            Work::Taken => Step::Over,
         }
     }
 
@@ -407,7 +342,11 @@ impl Running {
     /// The condition for which a step on a socket waits if it would block.
     pub(super) fn waits_for(&self) -> Option<(&Socket, Interest)> {
         Some(match &self.work {
-            Work::File(..) | Work::ReadBlock(_) | Work::Look(_) => return None,
+            Work::File(..)
+            | Work::ReadBlock(_)
+            | Work::WritePieces(..)
+            | Work::Look(_)
+            | Work::Taken => return None,
             Work::Accept(socket, _)
             | Work::Receive { socket, .. }
             | Work::ReceiveFile { socket, .. } => (socket, Interest::READ),
@@ -429,8 +368,8 @@ impl Running {
         let (before, mut ended, all) = (self.bytes, count == 0, self.all());
         match &mut self.work {
             Work::Accept(_, room) => return *room -= count as i64,
-            Work::Connect(..) | Work::Look(_) => ended = true,
-            Work::File(..) => self.bytes += count as u64,
+            Work::Connect(..) | Work::Look(_) | Work::Taken => ended = true,
+            Work::File(..) | Work::WritePieces(..) => self.bytes += count as u64,
             Work::ReadBlock(read) => {
                 self.bytes += count as u64;
                 // The rest does not start at a block boundary.
@@ -505,20 +444,23 @@ impl Running {
 
     /// Ends the job for this reason, unless it is complete.
     pub(super) fn stop(&mut self, why: Errno) {
-        if !std::mem::replace(&mut self.is_over, true) {
+        if !mem::replace(&mut self.is_over, true) {
             self.failure = Some(why);
         }
     }
 
-    pub(super) fn finish(self) -> Outcome {
-        let Self { work, bytes, failure, .. } = self;
-        let parts = match work {
+    /// Takes the job out and returns its result. What is left is complete, and its memory can be
+    /// used for another job.
+    pub(super) fn finish(&mut self) -> Outcome {
+        self.is_over = true;
+        let (bytes, failure) = (self.bytes, self.failure);
+        let parts = match mem::replace(&mut self.work, Work::Taken) {
             Work::File(Operation { buffer, .. }) | Work::Receive { buffer, .. } => {
                 Parts::Buffer(buffer)
             }
             Work::ReadBlock(read) => Parts::Block(read.block, read.direct.is_some()),
             Work::Look(look) => Parts::Status(look.status),
-            Work::Accept(..) => Parts::None,
+            Work::Accept(..) | Work::WritePieces(..) | Work::Taken => Parts::None,
             Work::Connect(socket, _, blocks) => {
                 if blocks {
                     // Cannot fail, because the socket is open.
@@ -547,6 +489,7 @@ impl Running {
                 buffer.bytes().len() as u64
             }
             Work::ReadBlock(read) => read.block.len() as u64,
+            Work::WritePieces(write, _) => write.bytes(),
             Work::Send { from, .. } => from.bytes().len() as u64,
             Work::SendFile(sending) => sending.parts.bytes(),
             Work::ReceiveFile { range, .. } => range.end - range.start,

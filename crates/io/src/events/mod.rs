@@ -25,18 +25,30 @@ pub use file_properties::Known;
 pub use files::THREADS_MAX;
 pub use job::{
     ACCEPTED_MAX, BLOCK_BYTES, BlockRead, Buffer, COPIED_FILE_MAX, Call, Calls, Job, Look, Memory,
-    OtherBuffer, Outcome, Parts, Socket, broken, read_now,
+    OtherBuffer, Outcome, Parts, PieceWrite, Socket, broken, read_now,
 };
 pub use mounts::{Mounts, device, kind, status};
 use ring::Ring;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Carries out a job on a file on this thread, which may block for as long as a disk takes.
+///
+/// # Errors
+/// The job is none on a file, or cannot be started.
+pub fn carry_out(job: Job) -> Result<Outcome, Errno> {
+    let mut running = job::Running::new(job).map_err(|(errno, _)| errno)?;
+    files::run(&mut running);
+    running.stop(Errno::INVAL);
+    Ok(running.finish())
+}
 
 /// An action on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +114,8 @@ pub type SlotEvent = (u32, What);
 /// Slots are below this number.
 pub const SLOTS_MAX: u32 = 1 << 24;
 
+/// Memory of as many complete jobs is kept, so that usual jobs need no allocation.
+const SPARE_MAX: usize = 4096;
 /// Bytes that a job may move by system calls before other jobs have their turn.
 const TURN_BYTES: usize = 8 * BLOCK_BYTES;
 
@@ -126,9 +140,21 @@ pub enum Choice {
 #[derive(Debug)]
 pub struct BackEnd {
     kind: Kind,
-    /// Files known to have offsets, each with whether its reads may block despite `IOCB_NOWAIT`.
-    seekable: Known<bool>,
+    /// Files known to have offsets.
+    seekable: Known<Access>,
     mounts: Mounts,
+}
+
+/// How a ring reads and writes a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Access {
+    /// Through the page cache. The kernel refuses what would wait for a disk, and a worker does it.
+    #[default]
+    Cached,
+    /// Through a file system that may block despite `IOCB_NOWAIT`.
+    Waits,
+    /// Between the disk and the program's memory (`O_DIRECT`): nothing is copied.
+    Direct,
 }
 
 #[derive(Debug)]
@@ -267,25 +293,29 @@ impl BackEnd {
     /// large or a range ends before it begins; those of making sockets non-blocking and of creating
     /// a pipe. The job is handed back.
     pub fn submit(&mut self, slot: u32, job: Job) -> Result<(), (Errno, Job)> {
-        let waits = match self.check(&job) {
-            Ok(waits) => waits,
+        let access = match self.check(&job) {
+            Ok(access) => access,
             Err(errno) => return Err((errno, job)),
         };
         match &mut self.kind {
             Kind::Epoll(epoll) => epoll.submit(slot, job),
-            Kind::Ring(ring) => ring.submit(slot, job, waits),
+            Kind::Ring(ring) => ring.submit(slot, job, access),
         }
     }
 
-    /// Checks whether a job can start. Returns true if the back end is a ring and reads of the file
-    /// may block despite `IOCB_NOWAIT`.
-    fn check(&mut self, job: &Job) -> Result<bool, Errno> {
-        let Some(file) = job.file()? else { return Ok(false) };
+    /// Checks whether a job can start, and how a ring reads and writes its file.
+    fn check(&mut self, job: &Job) -> Result<Access, Errno> {
+        let Some(file) = job.file()? else { return Ok(Access::default()) };
         let is_ring = self.is_io_uring();
         self.seekable.check(file, |file| {
             // io_uring would read a pipe as well, and treats the offset -1 as the current position.
             rustix::fs::tell(file)?;
-            Ok(is_ring && self.mounts.may_wait(file, &mounts::status(file)?))
+            Ok(match is_ring {
+                false => Access::default(),
+                true if self.mounts.may_wait(file, &mounts::status(file)?) => Access::Waits,
+                true if fcntl_getfl(file)?.contains(OFlags::DIRECT) => Access::Direct,
+                true => Access::Cached,
+            })
         })
     }
 

@@ -69,6 +69,9 @@ pub(super) struct Ring {
     turns: Vec<(u32, u32)>,
     /// Number of jobs in progress.
     jobs: usize,
+    /// Memory of jobs that are complete, for new ones.
+    #[expect(clippy::vec_box, reason = "the boxes move in and out")]
+    spare: Vec<Box<Doing>>,
     /// The kernel supports multishot accepts and zero-copy sends (Linux 6.0).
     is_recent: bool,
     /// The kernel side belongs to another process.
@@ -129,6 +132,7 @@ impl Ring {
             is_settled: true,
             turns: Vec::new(),
             jobs: 0,
+            spare: Vec::new(),
             is_recent: known_to.is_supported(opcode::SendZc::CODE),
             disowned: false,
         })
@@ -398,15 +402,17 @@ impl Ring {
             // it. Only this file and `jobs` create requests. Polls, syncs, accepts and
             // cancellations name no memory; a timeout names a static. Requests of `jobs::request`
             // name a static string and memory that the job in their slot owns: bytes of a `Vec`, a
-            // `LargeBlock`, a `Memory` or an `OtherBuffer`, or the `Box<Statx>`, which has the
-            // kernel's layout. The job is boxed, so it does not move, and no code accesses the
-            // memory while `Doing::with_kernel` says that the kernel has a request. That ends in
-            // `on_step`, for the last completion of the request, when the kernel is done with the
-            // memory; or in `drop`, which leaks the memory if that completion did not arrive.
-            // A `Memory` and an `OtherBuffer` are boxed values of any type, whose safe code
-            // returned the bytes as a reference. That reference could live until the value is next
-            // used, moved or dropped, which does not happen before the kernel is done. Until then
-            // the bytes are valid, and no other code can reach those of an exclusive reference.
+            // `LargeBlock`, a `Memory` or an `OtherBuffer`, the `Box<Statx>`, which has the
+            // kernel's layout, or the ranges of a `PieceWrite` and the bytes that these name, which
+            // stay in place while the job has its `PinnedPiece`s. The job is boxed, so it does not
+            // move, and no code accesses the memory while `Doing::with_kernel` says that the kernel
+            // has a request. That ends in `on_step`, for the last completion of the request, when
+            // the kernel is done with the memory; or in `drop`, which leaks the memory if that
+            // completion did not arrive. A `Memory` and an `OtherBuffer` are boxed values of any
+            // type, whose safe code returned the bytes as a reference. That reference could live
+            // until the value is next used, moved or dropped, which does not happen before the
+            // kernel is done. Until then the bytes are valid, and no other code can reach those of
+            // an exclusive reference.
             let pushed = unsafe { self.ring.submission().push(entry) };
             if pushed.is_ok() {
                 return Ok(());

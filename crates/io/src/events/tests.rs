@@ -2,7 +2,7 @@
 
 use super::{
     Action, BackEnd, BlockRead, Buffer, Calls, Choice, Interest, Job, Operation, OtherBuffer,
-    Parts, Socket, Trigger, What,
+    Parts, PieceWrite, Socket, Trigger, What,
 };
 use crate::doorbell::EventDoorbell;
 use crate::large_pages::{LARGE_BLOCK_BYTES, LargePages};
@@ -13,11 +13,13 @@ use rustix::net::{RecvFlags, recv};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use towpath_packet::ring::Doorbell;
+use towpath_packet::{Ledger, Lender, Loans, PinnedPiece, Recall};
 
 /// Longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -91,6 +93,60 @@ fn a_block_that_cannot_be_read_directly_is_read_all_the_same() {
             assert!(block[..expected.len()] == *expected, "{choice:?} {at}");
         }
     }
+}
+
+/// Goal: more pieces than one call takes are written in order, at their offset, from where they
+/// are; a file that takes nothing ends the job; the pieces are free afterwards, and not before.
+#[test]
+fn pieces_are_written_where_they_are() {
+    const COUNT: usize = 2500;
+    let path = std::env::temp_dir().join(format!("towpath-pieces-{}", std::process::id()));
+    let file = File::options().create(true).truncate(true).read(true).write(true).open(&path);
+    let file = Arc::new(file.unwrap());
+    std::fs::remove_file(path).unwrap();
+    let full = Arc::new(File::options().write(true).open("/dev/full").unwrap());
+    let memory: Arc<Vec<u8>> = Arc::new((0..COUNT * 7).map(|at| (at / 5) as u8).collect());
+    for choice in [Choice::IoUring, Choice::Epoll] {
+        let bell = EventDoorbell::new().unwrap();
+        let Ok(mut back) = BackEnd::new(choice, &bell) else {
+            println!("skipped: this kernel does not allow {choice:?}");
+            continue;
+        };
+        for (file, failure) in [(&file, None), (&full, Some(Errno::NOSPC))] {
+            let (mut loans, ledger) = (Loans::new(1), Ledger::new());
+            let range = (0, memory.len() as u32);
+            let lender = Arc::new(Nobody);
+            let mut whole = loans.lend_recallable(&memory, range, lender, 0).unwrap();
+            let mut watch = whole.watch().unwrap();
+            let pieces = (0..COUNT).map(|at| PinnedPiece::new(whole.slice(at * 7, 7))).collect();
+            let write = PieceWrite::new(file.clone(), 9, pieces);
+            assert_eq!(watch.recall(&ledger), Recall::Busy, "they are pinned");
+            back.submit(3, Job::WritePieces(write)).unwrap();
+            let mut arrived = Vec::new();
+            while arrived.is_empty() {
+                back.wait(Some(PATIENCE), &mut arrived).unwrap();
+            }
+            let (3, What::Over(outcome)) = arrived.remove(0) else { panic!("{choice:?}") };
+            assert_eq!(outcome.failure, failure, "{choice:?}");
+            assert_eq!(watch.recall(&ledger), Recall::Done, "they are free");
+            if failure.is_some() {
+                assert_eq!(outcome.bytes, 0);
+                continue;
+            }
+            assert_eq!(outcome.bytes, memory.len() as u64);
+            let mut written = vec![0; memory.len()];
+            file.read_exact_at(&mut written, 9).unwrap();
+            assert!(written == *memory, "{choice:?}");
+            file.set_len(0).unwrap();
+        }
+    }
+}
+
+/// A lender that does not care.
+struct Nobody;
+
+impl Lender for Nobody {
+    fn returned(&self, _: u64, _: bool) {}
 }
 
 /// Goal: a job that waits on a socket with an unread zero-copy notice, which poll reports until the

@@ -127,7 +127,7 @@ impl Caller {
 }
 
 /// Opens the process of a thread.
-fn open_process(thread: Pid) -> Result<OwnedFd, Errno> {
+pub(super) fn open_process(thread: Pid) -> Result<OwnedFd, Errno> {
     // `PIDFD_THREAD` of linux/pidfd.h, Linux 6.9: the descriptors are those of this thread.
     let of_thread = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
     pidfd_open(thread, of_thread).or_else(|_| {

@@ -12,7 +12,7 @@
 //!
 //! Layouts are those of linux/netlink.h, linux/inet_diag.h and linux/tcp.h.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -34,6 +34,10 @@ pub struct Carried {
     pub bytes_in: u64,
     /// State of the connection (net/tcp_states.h).
     pub state: u8,
+    /// The inode of the socket; 0 if no process has it open.
+    pub inode: u32,
+    /// Its own address and the peer's, of its family.
+    pub ends: [SocketAddr; 2],
 }
 
 /// Asks the kernel, and receives reports of sockets that have ended.
@@ -41,6 +45,7 @@ pub struct Carried {
 pub struct Diag {
     questions: OwnedFd,
     ends: OwnedFd,
+    has_lost: bool,
     buffer: Vec<u8>,
 }
 
@@ -62,7 +67,7 @@ impl Diag {
         // A limit of the system may make it smaller; then bursts of ends are lost sooner.
         let _ = sockopt::set_socket_recv_buffer_size(&ends, ENDS_BYTES);
         bind(&ends, &SocketAddrNetlink::new(0, TCP_ENDS | TCP6_ENDS))?;
-        Ok(Self { questions, ends, buffer: vec![0; MESSAGE_BYTES_MAX] })
+        Ok(Self { questions, ends, has_lost: false, buffer: vec![0; MESSAGE_BYTES_MAX] })
     }
 
     /// Returns the next socket that has ended; `None` if there is none now.
@@ -74,14 +79,54 @@ impl Diag {
                         return Some(ended);
                     }
                 }
-                // Some were lost; others follow.
-                Err(Errno::NOBUFS | Errno::INTR) => {}
+                // Others follow.
+                Err(Errno::NOBUFS) => self.has_lost = true,
+                Err(Errno::INTR) => {}
                 Err(_) => return None,
             }
         }
     }
 
-    /// Returns the counters of the open socket with this cookie and these addresses.
+    /// Returns true if reports have been lost since the last call.
+    pub fn take_lost(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost)
+    }
+
+    /// Passes all connections whose own port is `port` to `take`, those of IPv4 and IPv6 sockets.
+    /// The kernel walks all its connections for that.
+    pub fn connections_at(&mut self, port: u16, mut take: impl FnMut(Carried)) {
+        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+            let every = [SocketAddr::new(any, port), SocketAddr::new(any, 0)];
+            let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
+            let question = question(u64::MAX, every, flags, CONNECTED);
+            if send(&self.questions, &question, SendFlags::empty()).is_ok() {
+                while self.next_part(&mut take) {}
+            }
+        }
+    }
+
+    /// Receives a part of a list; returns false after the last one.
+    fn next_part(&mut self, take: &mut impl FnMut(Carried)) -> bool {
+        let received = recv(&self.questions, &mut self.buffer[..], RecvFlags::empty());
+        let Ok((length, _)) = received else { return false };
+        let mut rest = &self.buffer[..length];
+        while let Some(length) = rest.first_chunk() {
+            let length = u32::from_ne_bytes(*length) as usize;
+            let kind = rest.get(4..).and_then(|kind| kind.first_chunk());
+            let kind = kind.map(|kind| i32::from(u16::from_ne_bytes(*kind)));
+            if length < HEADER_BYTES || matches!(kind, Some(libc::NLMSG_DONE | libc::NLMSG_ERROR)) {
+                return false;
+            }
+            if let Some(Some(Ok(found))) = rest.get(..length).map(parse) {
+                take(found);
+            }
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+        true
+    }
+
+    /// Returns the counters of the open socket with this cookie and these addresses. A listener has
+    /// no peer: port 0 of any address.
     ///
     /// # Errors
     /// ENOENT if it has gone, and others of the kernel.
@@ -91,7 +136,8 @@ impl Diag {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Result<Carried, Errno> {
-        send(&self.questions, &question(cookie, local, peer), SendFlags::empty())?;
+        let question = question(cookie, [local, peer], libc::NLM_F_REQUEST, u32::MAX);
+        send(&self.questions, &question, SendFlags::empty())?;
         let (length, _) = recv(&self.questions, &mut self.buffer[..], RecvFlags::empty())?;
         parse(&self.buffer[..length]).unwrap_or(Err(Errno::PROTO))
     }
@@ -104,16 +150,16 @@ impl AsFd for Diag {
     }
 }
 
-/// Builds a request for one socket (`struct inet_diag_req_v2`).
-fn question(cookie: u64, local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
+/// Builds a request for sockets in these states (`struct inet_diag_req_v2`).
+fn question(cookie: u64, [local, peer]: [SocketAddr; 2], flags: i32, states: u32) -> Vec<u8> {
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let mut bytes = Vec::with_capacity(HEADER_BYTES + 56);
     bytes.extend(((HEADER_BYTES + 56) as u32).to_ne_bytes());
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    bytes.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    bytes.extend((flags as u16).to_ne_bytes());
     bytes.extend([0; 8]); // sequence number and port
     bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 1 << (INET_DIAG_INFO - 1), 0]);
-    bytes.extend(u32::MAX.to_ne_bytes()); // all states
+    bytes.extend(states.to_ne_bytes());
     bytes.extend(local.port().to_be_bytes());
     bytes.extend(peer.port().to_be_bytes());
     for address in [local.ip(), peer.ip()] {
@@ -139,7 +185,7 @@ fn parse(message: &[u8]) -> Option<Result<Carried, Errno>> {
     if kind != SOCK_DIAG_BY_FAMILY {
         return None;
     }
-    let [state, cookie_at] = [HEADER_BYTES + 1, HEADER_BYTES + 44];
+    let [state, cookie_at, inode] = [HEADER_BYTES + 1, HEADER_BYTES + 44, HEADER_BYTES + 68];
     let cookie = u64::from(word(cookie_at)?) | u64::from(word(cookie_at + 4)?) << 32;
     let mut attributes = message.get(HEADER_BYTES + 72..)?;
     while let Some(length) = attributes.first_chunk() {
@@ -154,11 +200,26 @@ fn parse(message: &[u8]) -> Option<Result<Carried, Errno>> {
                 bytes_out: sent.saturating_sub(again),
                 bytes_in: received,
                 state: *message.get(state)?,
+                inode: word(inode)?,
+                ends: ends(message)?,
             }));
         }
         attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
     None
+}
+
+/// Reads the addresses in a message about a socket.
+fn ends(message: &[u8]) -> Option<[SocketAddr; 2]> {
+    let is_v4 = i32::from(*message.get(HEADER_BYTES)?) == libc::AF_INET;
+    let end = |port_at: usize, address_at: usize| {
+        let port = u16::from_be_bytes(*message.get(HEADER_BYTES + port_at..)?.first_chunk()?);
+        let bytes: [u8; 16] = *message.get(HEADER_BYTES + address_at..)?.first_chunk()?;
+        let [a, b, c, d, ..] = bytes;
+        let address = if is_v4 { IpAddr::from([a, b, c, d]) } else { IpAddr::from(bytes) };
+        Some(SocketAddr::new(address, port))
+    };
+    Some([end(4, 8)?, end(6, 24)?])
 }
 
 /// How long an answer of the kernel may take, which comes during the call.
@@ -173,6 +234,8 @@ const INET_DIAG_INFO: u8 = 2;
 /// Groups `SKNLGRP_INET_TCP_DESTROY` and `SKNLGRP_INET6_TCP_DESTROY` of linux/sock_diag.h.
 const TCP_ENDS: u32 = 1 << 0;
 const TCP6_ENDS: u32 = 1 << 2;
+/// The states of net/tcp_states.h in which a connection was established and is not over.
+const CONNECTED: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 
 #[cfg(test)]
 mod tests {
@@ -197,6 +260,8 @@ mod tests {
         let [local, peer] = [stream.local_addr().unwrap(), stream.peer_addr().unwrap()];
         let open = diag.ask(cookie, local, peer).unwrap();
         assert_eq!((open.cookie, open.bytes_out, open.bytes_in), (cookie, 1000, 70));
+        let inode = rustix::fs::fstat(&stream).unwrap().st_ino;
+        assert_eq!((u64::from(open.inode), open.ends), (inode, [local, peer]));
         assert!(diag.ask(cookie + 1, local, peer).is_err(), "another socket's addresses");
         drop(accepted);
         stream.read_exact(&mut [0]).unwrap_err();
@@ -212,6 +277,33 @@ mod tests {
             }
         };
         assert_eq!((ended.bytes_out, ended.bytes_in), (1000, 71), "the FIN counts");
+    }
+
+    /// Goal: a listener is known, and the connections at its port are listed, those of a socket for
+    /// both IP versions included; others are not.
+    #[test]
+    fn connections_of_a_listener() {
+        let mut diag = Diag::open().unwrap();
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        let nobody = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        let cookie = sockopt::socket_cookie(&listener).unwrap();
+        assert_eq!(diag.ask(cookie, local, nobody).unwrap().state, 10, "it listens");
+        let streams: Vec<_> = ["127.0.0.1", "::1"]
+            .into_iter()
+            .map(|to| TcpStream::connect((to, local.port())).unwrap())
+            .collect();
+        let accepted: Vec<_> = (0..2).map(|_| listener.accept().unwrap().0).collect();
+        let mut found = Vec::new();
+        diag.connections_at(local.port(), |one| found.push((one.cookie, one.ends[0].port())));
+        found.sort_unstable();
+        let mut expected: Vec<_> = accepted
+            .iter()
+            .map(|one| (sockopt::socket_cookie(one).unwrap(), local.port()))
+            .collect();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        drop(streams);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt};
 
 use crate::process_sys::socket_option;
+use crate::socket::bind_as_is;
 use crate::sys::set_option;
 
 /// Where a socket comes from.
@@ -108,18 +109,27 @@ impl Sockets {
     }
 
     /// Opens a non-blocking socket of the host with the options of `socket`, which the program has
-    /// not connected yet.
+    /// neither connected nor bound.
     ///
     /// # Errors
     /// [`Unfit`].
     pub fn open_like(&self, socket: &OwnedFd) -> Result<OwnedFd, Unfit> {
-        let family = family(socket)?;
-        let sample = usize::from(family == AddressFamily::INET6);
-        let sample = &self.inside[sample];
         let is_plain = |address: SocketAddr| address.ip().is_unspecified() && address.port() == 0;
         if !is_plain(local(socket)?) {
             return Err(Unfit::Bound);
         }
+        self.open_like_bound(socket)
+    }
+
+    /// Opens a non-blocking socket of the host with the options of `socket`, which the program has
+    /// not connected, but may have bound to an address.
+    ///
+    /// # Errors
+    /// [`Unfit`].
+    pub fn open_like_bound(&self, socket: &OwnedFd) -> Result<OwnedFd, Unfit> {
+        let family = family(socket)?;
+        let sample = usize::from(family == AddressFamily::INET6);
+        let sample = &self.inside[sample];
         if fcntl_getfl(socket)?.contains(OFlags::from_bits_retain(libc::O_ASYNC as u32))
             || has_filter(socket.as_fd())
         {
@@ -232,6 +242,36 @@ pub fn connect(socket: &OwnedFd, to: Option<SocketAddr>) -> Result<(), Errno> {
     result
 }
 
+/// Binds a TCP socket to an address of the host and makes it listen, for as many waiting
+/// connections as `backlog`. Another socket may be bound there, if it does not listen and permits
+/// it (`SO_REUSEADDR`).
+///
+/// # Errors
+/// Those of bind(2) and listen(2).
+pub fn listen_at(socket: &OwnedFd, at: SocketAddr, backlog: i32) -> io::Result<()> {
+    sockopt::set_socket_reuseaddr(socket, true)?;
+    bind_as_is(socket, &at, None)?;
+    Ok(rustix::net::listen(socket, backlog)?)
+}
+
+/// Stops a listener, in all processes that have it. Connections that wait are reset, and the port
+/// stays bound.
+///
+/// # Errors
+/// ENOTCONN if it does not listen.
+pub fn stop_listening(socket: &OwnedFd) -> Result<(), Errno> {
+    rustix::net::shutdown(socket, rustix::net::Shutdown::Read)
+}
+
+/// Ends the connection of a TCP socket at once, in all processes that have it: the peer gets a
+/// reset, bytes that wait are lost, and calls of the holders fail. The socket has no peer then.
+///
+/// # Errors
+/// Those of connect(2).
+pub fn reset(socket: &OwnedFd) -> Result<(), Errno> {
+    rustix::net::connect_unspec(socket)
+}
+
 /// Returns the family of an internet socket.
 ///
 /// # Errors
@@ -272,7 +312,7 @@ const BINDING: [(i32, i32); 4] = [
 ];
 
 /// Options that are carried over. Those of the other family are not there, and not changed.
-const CARRIED: [(i32, i32); 39] = [
+const CARRIED: [(i32, i32); 41] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
@@ -303,6 +343,8 @@ const CARRIED: [(i32, i32); 39] = [
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
     (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
     (libc::IPPROTO_TCP, libc::TCP_INQ),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+    (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
     (libc::IPPROTO_IP, libc::IP_TOS),
     (libc::IPPROTO_IP, libc::IP_TTL),
     (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
@@ -351,6 +393,22 @@ mod tests {
         assert_eq!(sockets.origin(&datagrams), Origin::Other);
         let unix = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         assert_eq!(sockets.origin(&unix), Origin::Other);
+    }
+
+    /// Goal: a reset shows on both sides, and leaves the socket without a peer.
+    #[test]
+    fn connections_are_reset() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let copy = OwnedFd::from(own.try_clone().unwrap());
+        reset(&copy).unwrap();
+        for mut side in [&own, &accepted] {
+            let error = std::io::Read::read(&mut side, &mut [0]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        assert_eq!(state(&copy), Ok(State::Closed));
+        assert_eq!(peer(&copy), Err(Errno::NOTCONN));
     }
 
     /// Goal: a blocking socket is connected without a wait, stays blocking, and can be freed.

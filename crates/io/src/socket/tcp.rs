@@ -5,7 +5,12 @@
 //!
 //! A byte that the peer marks as urgent (RFC 6093) keeps its place in the stream, and a read ends
 //! before it: [`TcpSocket::is_at_mark`].
+//!
+//! Pieces may be lent to the kernel instead of copied ([`TcpSocket::send_lent`]). The lender
+//! keeps the socket until everything has returned, and then closes it.
 
+use super::lent::{Lent, Returns};
+use super::zerocopy::{enable_lending, take_return};
 use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, bind_as_is, gather_pieces, local, open, unmapped};
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
@@ -40,6 +45,8 @@ pub enum Received {
 #[derive(Debug)]
 pub struct TcpSocket {
     pub(super) fd: OwnedFd,
+    /// What it has lent to the kernel; `None` before the first time.
+    lent: Option<Box<Lent>>,
 }
 
 impl TcpSocket {
@@ -59,8 +66,8 @@ impl TcpSocket {
         }
         match result {
             // Systems that emulate Linux may answer the second call differently.
-            Ok(()) | Err(Errno::ISCONN) => Ok((Self { fd }, true)),
-            Err(Errno::ALREADY | Errno::INPROGRESS) => Ok((Self { fd }, false)),
+            Ok(()) | Err(Errno::ISCONN) => Ok((Self { fd, lent: None }, true)),
+            Err(Errno::ALREADY | Errno::INPROGRESS) => Ok((Self { fd, lent: None }, false)),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -90,6 +97,61 @@ impl TcpSocket {
             return Ok(0);
         }
         Ok(sys::send_gather(self.fd.as_fd(), &gather, &[], &[], SEND_FLAGS)?)
+    }
+
+    /// Lends the first [`SEND_PIECES_MAX`] pieces to the kernel in one call, without a copy;
+    /// returns the number of bytes that the socket accepted. The socket keeps pieces of this memory
+    /// until [`take_returns`](Self::take_returns) finds that the kernel has returned it: after the
+    /// peer has acknowledged the bytes, or the connection has ended.
+    ///
+    /// # Errors
+    /// Those of `sendmsg(2)`. `ENOBUFS` if too many returns are unread, or the user has lent as
+    /// much as `RLIMIT_MEMLOCK` permits; nothing is sent then.
+    ///
+    /// # Panics
+    /// If a piece is of memory that may go back to its lender early.
+    pub fn send_lent<'a>(
+        &mut self,
+        pieces: impl Iterator<Item = &'a Piece> + Clone,
+    ) -> io::Result<usize> {
+        if self.lent.is_none() {
+            enable_lending(self.fd.as_fd())?;
+        }
+        let lent = self.lent.get_or_insert_default();
+        let pieces = pieces.take(SEND_PIECES_MAX);
+        let mut early = pieces.clone().filter(|piece| piece.is_recallable());
+        assert!(early.next().is_none(), "the kernel gives memory back when it likes");
+        let mut gather: Gather<'_, SEND_PIECES_MAX> = Gather::new();
+        gather_pieces(&mut gather, pieces.clone());
+        if gather.bytes() == 0 {
+            return Ok(0);
+        }
+        let flags = SEND_FLAGS | libc::MSG_ZEROCOPY;
+        let count = sys::send_gather(self.fd.as_fd(), &gather, &[], &[], flags)?;
+        lent.add(pieces, count);
+        Ok(count)
+    }
+
+    /// Takes back what the kernel has returned so far, and drops those pieces. Never waits. The
+    /// socket reports an error event for each return.
+    pub fn take_returns(&mut self) -> Returns {
+        let mut returns = Returns::default();
+        let Some(lent) = &mut self.lent else { return returns };
+        // Without a call that is out there is no return, so most of the time nothing is read in
+        // vain.
+        while !lent.is_empty()
+            && let Ok(Some(returned)) = take_return(self.fd.as_fd())
+        {
+            returns.calls += returned.calls();
+            returns.copied += if returned.copied { returned.calls() } else { 0 };
+            lent.over(returned);
+        }
+        returns
+    }
+
+    /// Bytes of memory that lent pieces keep from their lenders; 0 if everything has returned.
+    pub fn lent_held(&self) -> usize {
+        self.lent.as_ref().map_or(0, |lent| lent.held())
     }
 
     /// Receives 1 to `bytes_max` bytes in one call, and passes them to `give` in order.
@@ -140,6 +202,19 @@ impl TcpSocket {
     /// Shuts down our side of the stream: a FIN follows the bytes sent.
     pub fn shutdown_write(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.fd, Shutdown::Write)?)
+    }
+
+    /// Shuts down both sides: a FIN follows the bytes sent, and the peer receives a RST if it sends
+    /// more. For a socket that is kept only until what it has lent returns.
+    pub fn shutdown_both(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.fd, Shutdown::Both)?)
+    }
+
+    /// Ends the connection at once, but keeps the socket: the peer receives a RST, and unsent bytes
+    /// are dropped. So the kernel returns what was lent, except for packets that a network card is
+    /// about to send; these return when it has sent them.
+    pub fn disconnect(&self) -> io::Result<()> {
+        Ok(rustix::net::connect_unspec(&self.fd)?)
     }
 
     /// Closes at once: the peer receives a RST, and unsent bytes are dropped.
@@ -243,7 +318,20 @@ impl TcpListener {
         // No address or an unknown family means that the connection was gone before it was
         // accepted.
         let peer = peer.ok_or(io::ErrorKind::ConnectionAborted)?;
-        Ok((TcpSocket { fd }, unmapped(peer.try_into()?)))
+        Ok((TcpSocket { fd, lent: None }, unmapped(peer.try_into()?)))
+    }
+
+    /// Stops listening, but keeps the port. Connections that wait to be accepted are reset.
+    pub fn rest(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.fd, Shutdown::Read)?)
+    }
+
+    /// Listens again after [`rest`](Self::rest).
+    ///
+    /// # Errors
+    /// `AddrInUse` if another socket listens at the port by now.
+    pub fn resume(&self) -> io::Result<()> {
+        Ok(rustix::net::listen(&self.fd, BACKLOG)?)
     }
 
     /// The address on which it listens, with the port if the kernel chose it.

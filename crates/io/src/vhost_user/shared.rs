@@ -310,16 +310,18 @@ impl Stretch<'_> {
         unsafe { foreign::copy_virtio_header(header.0.as_ptr(), self.start.as_ptr()) };
     }
 
-    /// Prefetches up to `bytes` bytes at the start, at most 128, which will be read soon.
+    /// Prefetches the first `bytes` bytes, at most 128, which will be read soon. The range may be
+    /// shorter: it costs less to prefetch what follows than to find out.
     #[inline]
     pub(crate) fn prefetch_start(&self, bytes: usize) {
-        foreign::prefetch_ends_read(self.start.as_ptr(), self.bytes.min(bytes));
+        foreign::prefetch_ends_read(self.start.as_ptr(), bytes);
     }
 
-    /// Prefetches up to `bytes` bytes at the start, at most 128, which will be written soon.
+    /// Prefetches the first `bytes` bytes, at most 128, which will be written soon. The range may
+    /// be shorter, as for [`prefetch_start`](Self::prefetch_start).
     #[inline]
     pub(crate) fn prefetch_start_for_writes(&self, bytes: usize) {
-        foreign::prefetch_ends_write(self.start.as_ptr(), self.bytes.min(bytes));
+        foreign::prefetch_ends_write(self.start.as_ptr(), bytes);
     }
 
     /// Prefetches up to [`foreign::PREFETCH_BYTES_MAX`] bytes that will be read soon.
@@ -482,6 +484,18 @@ impl<T: Cell> Cells<T> {
         // SAFETY: as many aligned cells are in the mapping (invariant), which `self` keeps mapped.
         // They are atomics, so others may change them.
         unsafe { std::slice::from_raw_parts(first.as_ptr(), self.count) }
+    }
+
+    /// The `count` cells of a ring from number `from` on, in two parts: up to the end of the array,
+    /// and from its start on. They need no further check of their numbers.
+    ///
+    /// # Panics
+    /// If `from` is beyond the end, or there are fewer cells.
+    #[inline]
+    pub(crate) fn run(&self, from: usize, count: usize) -> [&[T]; 2] {
+        let (start, rest) = self.get().split_at(from);
+        let before_end = &rest[..count.min(rest.len())];
+        [before_end, &start[..count - before_end.len()]]
     }
 }
 

@@ -12,28 +12,33 @@
 //!
 //! A call gets its number when its first byte is queued, so that failed calls leave no gap.
 //!
-//! Bounds: [`GROUPS_MAX`] groups of one stack, [`LentLimits`] per socket and for all sockets, and
-//! for each group [`CALLS_MAX`] calls and [`GROUP_BYTES_MAX`] bytes. At the last two a new group
-//! begins; at the others a call fails with [`Error::NoBuffers`].
+//! For a device that takes no partial checksums, a call on a stream copies bytes that others may
+//! write into the send queue, and its group ends with it. So do the calls of all sockets with all
+//! bytes while as many groups lend as may.
+//!
+//! Bounds: [`GROUPS_MAX`] groups of one stack, of which the last [`COPYING_MAX`] are for calls that
+//! copy; [`LentLimits`] per socket and for all sockets; and for each group [`CALLS_MAX`] calls and
+//! [`GROUP_BYTES_MAX`] bytes. At the last two a new group begins; at the limits a call fails with
+//! [`Error::NoBuffers`].
 //!
 //! Follows Linux's `MSG_ZEROCOPY` (Documentation/networking/msg_zerocopy.rst).
 
 use super::outstanding::{Outstanding, Terms};
+use super::shares::{Borrower, Copies, GROUPS_PER_PART, Lack, Part, Share, append_lent, place_of};
 use super::stream::end_part;
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::{Context, TcpHandle};
-use crate::tcp::Connection;
 use crate::time::Duration;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::net::SocketAddr;
-use towpath_packet::{Lender, Piece, Returns};
+use towpath_packet::{Piece, Returns};
 
 /// Maximum number of groups of one stack: several for each of the connections that it may have.
 pub const GROUPS_MAX: usize = 16 * GROUPS_PER_PART;
-/// Groups for which memory is allocated at a time.
-pub(super) const GROUPS_PER_PART: usize = 16_384;
+/// Groups of calls that copy because as many lend as may: such a group is over with its call.
+pub(super) const COPYING_MAX: usize = GROUPS_PER_PART;
 /// Maximum number of calls that share a notice.
 pub const CALLS_MAX: u32 = 65_534;
 /// Maximum bytes of calls that share a notice; a single call may have more.
@@ -71,6 +76,8 @@ pub(super) struct Group {
     pub(super) calls: u32,
     pub(super) bytes: usize,
     pages: usize,
+    /// Its calls copy.
+    copies: bool,
     /// Loans that can be recalled.
     pub(super) outstanding: Outstanding,
 }
@@ -89,6 +96,8 @@ pub(super) struct Lendings {
     returns: Vec<Arc<Returns>>,
     pub(super) groups: Vec<Group>,
     free: Vec<u32>,
+    /// Groups that may lend.
+    lending_max: usize,
     pages: usize,
     limits: LentLimits,
     report_copied: bool,
@@ -104,6 +113,7 @@ impl Lendings {
             returns: Vec::new(),
             groups: Vec::new(),
             free: Vec::new(),
+            lending_max: GROUPS_MAX - COPYING_MAX,
             pages: 0,
             limits: LentLimits::default(),
             report_copied: false,
@@ -114,6 +124,7 @@ impl Lendings {
 
     /// Begins a group with one share; `None` if there are [`GROUPS_MAX`].
     fn begin(&mut self, socket: SocketId) -> Option<Share> {
+        let copies = self.groups.len() - self.free.len() >= self.lending_max;
         let begin = |outstanding| Group {
             socket,
             connection: None,
@@ -121,6 +132,7 @@ impl Lendings {
             calls: 0,
             bytes: 0,
             pages: 0,
+            copies,
             outstanding,
         };
         let index = match self.free.pop() {
@@ -141,14 +153,15 @@ impl Lendings {
         }
         let returns = self.returns[part].clone();
         returns.begin(place);
-        Some(Share { returns, group: index })
+        Some(Share { returns, group: index, copies })
     }
 
     /// Makes another share of a group; `None` if it is over or has the largest number of shares.
     fn share(&self, group: u32) -> Option<Share> {
         let (part, place) = place_of(group);
         let returns = self.returns.get(part).filter(|returns| returns.share(place))?;
-        Some(Share { returns: returns.clone(), group })
+        let copies = self.groups[group as usize].copies;
+        Some(Share { returns: returns.clone(), group, copies })
     }
 
     /// True if a call of `bytes` may share the notice of a group.
@@ -193,58 +206,6 @@ impl LentCall {
     }
 }
 
-/// A call's share of its group: the group does not end before the call.
-pub(super) struct Share {
-    /// The part of the table that the group is in.
-    returns: Arc<Returns>,
-    pub(super) group: u32,
-}
-
-/// The part of the table that a group is in, and its number there.
-fn place_of(group: u32) -> (usize, u32) {
-    let per_part = GROUPS_PER_PART as u32;
-    ((group / per_part) as usize, group % per_part)
-}
-
-impl Share {
-    /// Lends at most `most` bytes; `None` if no descriptor is free.
-    pub(super) fn lend(
-        &self,
-        most: usize,
-        lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
-    ) -> Option<Piece> {
-        // The loan needs its own share, or its memory would be returned too early. This fails only
-        // if the group has the maximum number of shares, as the call itself has one.
-        let (_, place) = place_of(self.group);
-        if !self.returns.share(place) {
-            return None;
-        }
-        let borrower = Borrower { lender: self.returns.clone(), token: place.into() };
-        let piece = lend(most, borrower);
-        match &piece {
-            Some(piece) => assert!((1..=most).contains(&piece.len()), "some, and not too much"),
-            None => {
-                self.returns.end(place, false);
-            }
-        }
-        piece
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.returns.end(place_of(self.group).1, false);
-    }
-}
-
-/// What `lend` needs to make a loan.
-pub struct Borrower {
-    /// Notified when the loan is over.
-    pub lender: Arc<dyn Lender>,
-    /// Token of the lender.
-    pub token: u64,
-}
-
 impl Sockets {
     /// Sets the limits. They do not affect what is already lent.
     pub fn set_lent_limits(&mut self, limits: LentLimits) {
@@ -254,6 +215,11 @@ impl Sockets {
     #[cfg(test)]
     pub(super) fn set_next_lent(&mut self, id: SocketId, next: u32) {
         self.socket_mut(id).expect("open").lending.next = next;
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_lending_max(&mut self, groups: usize) {
+        self.lendings.lending_max = groups;
     }
 
     /// Makes the group at the end of the send queue have `calls` calls.
@@ -294,9 +260,18 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         self.check_send(id)?;
-        self.watching((id, call.term, cx.now), lend, |sockets, lend| {
+        let sent = self.watching((id, call.term, cx.now), lend, |sockets, lend| {
             sockets.lend_to_stream((id, total, flags), call, lend, cx)
-        })
+        })?;
+        let may_copy = |share: &Share| {
+            share.copies || self.handle(id).is_ok_and(|handle| self.sums_itself(handle))
+        };
+        if sent == total && call.share.as_ref().is_some_and(may_copy) {
+            // If nothing of the call is out, its notice need not wait for the next packet.
+            call.share = None;
+            self.drain_returns();
+        }
+        Ok(sent)
     }
 
     fn lend_to_stream(
@@ -307,23 +282,41 @@ impl Sockets {
         cx: &mut Context<'_>,
     ) -> Result<usize, Error> {
         let (handle, all) = (self.handle(id)?, call.takes_all);
+        let sums = self.sums_itself(handle);
         self.lend(id, call, total, |sockets, share| {
+            let copies = Copies::of(share, sums);
             let sent = sockets.stack.with_tcp(handle, cx.now, |connection| {
                 let room = if all { total } else { connection.send_room_lent(share.group) };
-                let (most, begins) = ((room.min(total), all), !flags.continues);
-                let (sent, short) = append_lent(connection, share, most, begins, &mut lend);
+                let part = Part { most: room.min(total), all, begins: !flags.continues, copies };
+                let (sent, lack) = append_lent(connection, share, part, &mut lend, cx);
                 end_part(connection, sent, total, flags);
-                if sent == 0 && short { Err(Error::NoBuffers) } else { Ok(sent) }
+                (sent, lack)
             });
-            match sent.ok_or(Error::BrokenPipe)?? {
-                0 => Err(Error::WouldBlock),
-                sent => {
+            let (sent, lack) = sent.ok_or(Error::BrokenPipe)?;
+            if lack == Some(Lack::Frame) {
+                sockets.wait_for_frame(id, cx.now);
+            }
+            match (sent, lack) {
+                (0, Some(Lack::Descriptor)) => Err(Error::NoBuffers),
+                (0, _) => Err(Error::WouldBlock),
+                _ => {
                     cx.ledger.carry(sent);
-                    cx.ledger.lend(sent);
+                    if copies != Copies::All {
+                        cx.ledger.lend(sent);
+                    }
                     Ok(sent)
                 }
             }
         })
+    }
+
+    /// True if the stack computes the checksums of a connection: bytes that others may write would
+    /// be copied for each transmission, and again for each retransmission. So a call copies them
+    /// once and returns the memory at once, as Linux does for such a device. Traffic of the stack
+    /// with itself needs no checksums.
+    fn sums_itself(&self, handle: TcpHandle) -> bool {
+        let remote = self.stack.tcp(handle).map(|connection| connection.remote().ip());
+        !self.stack.caps().checksum && !remote.is_some_and(|remote| self.stack.is_local(remote))
     }
 
     /// [`Sockets::send_with_syn`] with lent bytes.
@@ -353,7 +346,9 @@ impl Sockets {
         let sent = self.lend(id, call, total, |sockets, share| {
             let sent = sockets.open_with(id, remote, cx.now, |connection| {
                 let most = total.min(connection.syn_room());
-                let (sent, _) = append_lent(connection, share, (most, true), true, &mut lend);
+                let copies = Copies::of(share, false);
+                let part = Part { most, all: true, begins: true, copies };
+                let (sent, _) = append_lent(connection, share, part, &mut lend, cx);
                 if sent > 0 {
                     connection.end_write(flags.more && sent == total, flags.end_of_record);
                     connection.mark_written();
@@ -479,34 +474,6 @@ impl Sockets {
         }
         self.lendings.ended = ended;
     }
-}
-
-/// Appends at most `most` bytes of loans: as many as there is room for, or regardless of room if
-/// `all`. Returns how many, and whether no descriptor was free.
-fn append_lent(
-    connection: &mut Connection,
-    share: &Share,
-    (most, all): (usize, bool),
-    begins: bool,
-    lend: &mut impl FnMut(usize, Borrower) -> Option<Piece>,
-) -> (usize, bool) {
-    let group = share.group;
-    let mut sent = 0;
-    while sent < most {
-        // If a buffer can take no more ranges, another one follows.
-        let room = match all {
-            true => most - sent,
-            false => connection.send_room_lent(group).min(most - sent),
-        };
-        if room == 0 {
-            break;
-        }
-        let Some(piece) = share.lend(room, lend) else { return (sent, true) };
-        let begins = begins && sent == 0;
-        sent += piece.len();
-        connection.append_lent(piece, begins, group);
-    }
-    (sent, false)
 }
 
 /// Pages that a call is charged: its bytes in whole pages, and two partial ones.

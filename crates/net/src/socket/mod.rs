@@ -19,9 +19,9 @@
 //!
 //! One concern per file: `error`, `ports` (allocation), `options`, `listen` (accept queue),
 //! `connect` (opening and closing), `fastopen` (data with a SYN), `frames` (memory for sends),
-//! `stream` (bytes sent and received), `lending` (sends without a copy), `terms` and `outstanding`
-//! (return of lent memory), `lent_receive` (receives without a copy), `datagram` (UDP),
-//! `readiness`, `notices` (the error queue).
+//! `stream` (bytes sent and received), `lending` and `shares` (sends without a copy), `terms` and
+//! `outstanding` (return of lent memory), `lent_receive` (receives without a copy), `datagram`
+//! (UDP), `readiness`, `notices` (the error queue).
 //!
 //! Bounds: [`SOCKETS_MAX`] sockets, and the bounds of the stack.
 
@@ -38,6 +38,7 @@ mod options;
 mod outstanding;
 mod ports;
 mod readiness;
+mod shares;
 mod stream;
 mod terms;
 
@@ -50,9 +51,7 @@ pub use datagram::{
     QUEUED_MAX, RECEIVE_BUFFER_DEFAULT, RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;
-pub use lending::{
-    Borrower, CALLS_MAX, GROUP_BYTES_MAX, GROUPS_MAX, LentCall, LentLimits, NOTICE_CHARGE,
-};
+pub use lending::{CALLS_MAX, GROUP_BYTES_MAX, GROUPS_MAX, LentCall, LentLimits, NOTICE_CHARGE};
 pub use lent_receive::{READERS_MAX, ReadMost};
 pub use listen::BACKLOG_MAX;
 pub use notices::{NOTICES_MAX, Notice, Timestamping};
@@ -60,6 +59,7 @@ pub use options::{Linger, Options};
 pub use outstanding::DEFAULT_TERM;
 pub use ports::{EPHEMERAL_FIRST, EPHEMERAL_LAST};
 pub use readiness::Readiness;
+pub use shares::Borrower;
 pub use stream::{ReceiveFlags, SendFlags};
 pub use terms::LentStats;
 

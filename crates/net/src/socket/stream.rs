@@ -325,6 +325,26 @@ pub(super) fn copy_in(
     done
 }
 
+/// Copies a piece to the end of a connection's send queue, counted at `site`, as far as there is
+/// memory; returns how many bytes.
+pub(super) fn copy_piece_in(
+    connection: &mut Connection,
+    mut piece: Piece,
+    (site, begins): (Site, bool),
+    cx: &mut Context<'_>,
+) -> usize {
+    let mut done = 0;
+    while !piece.is_empty()
+        && let Some(mut frame) = frame_to_send(piece.len(), connection.send_held(), cx.memory)
+    {
+        let count = cx.ledger.copy(site, &piece, &mut frame);
+        piece.advance(count);
+        connection.append(frame.freeze(count), begins && done == 0);
+        done += count;
+    }
+    done
+}
+
 /// Copies the bytes behind the first `skip` bytes of `pieces` into `into`.
 fn copy_out<'a>(
     pieces: impl Iterator<Item = &'a Piece>,

@@ -23,8 +23,9 @@
 //! Only foreign memory, and memory that was lent as recallable, can be recalled (see
 //! [`towpath_packet::Piece::watch`]); other loans end with their last piece.
 
-use super::lending::{Borrower, Lendings};
+use super::lending::Lendings;
 use super::outstanding::{Due, Recalled};
+use super::shares::{Borrower, group_of};
 use super::{Error, SocketId, Sockets};
 use crate::stack::Context;
 use crate::time::{Duration, Instant, earliest};
@@ -173,7 +174,7 @@ impl Sockets {
     ) -> R {
         let mut made = core::mem::take(&mut self.lendings.terms.made);
         let result = act(self, &mut |most, borrower| {
-            let group = borrower.token as u32;
+            let group = group_of(borrower.token);
             let mut piece = lend(most, borrower)?;
             made.push((group, piece.watch()));
             Some(piece)

@@ -1,9 +1,10 @@
-//! Memory that stays in place for a short time: pins of one piece or of several, and views of
-//! bytes.
+//! Memory that stays in place for a short time: pins of one piece or of several, pieces that stay
+//! pinned, and views of bytes.
 //!
 //! A pin is counted in the state of a watched loan; for other loans it does nothing.
 //! [`loan`](crate::loan) describes how pins and recalls work together. Pins must be short: a recall
-//! cannot return the memory before they end. They belong to one thread.
+//! cannot return the memory before they end. They belong to one thread, except those of
+//! [`PinnedPiece`].
 #![allow(unsafe_code)]
 
 use super::{Loan, PIN, Piece};
@@ -11,6 +12,7 @@ use crate::slab::Slot;
 use crate::sync::Ordering;
 use core::fmt;
 use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
@@ -71,6 +73,55 @@ impl<'a> Pins<'a> {
         // SAFETY: `offset` is within the loan's capacity, which is the length of the memory at
         // `base`.
         unsafe { base.address.add(piece.offset as usize) }
+    }
+}
+
+/// A piece with its pin, for a request that the kernel carries out later. Any thread may drop it.
+///
+/// A recall cannot return the memory before it is dropped.
+pub struct PinnedPiece {
+    address: *const u8,
+    /// The loan counts the pin.
+    is_counted: bool,
+    piece: Piece,
+}
+
+// SAFETY: `Piece` is `Send`. The pin is counted in an atomic word of the loan, which does not know
+// threads, and keeps the address valid for reads on all of them.
+unsafe impl Send for PinnedPiece {}
+
+impl PinnedPiece {
+    /// Pins a piece.
+    pub fn new(piece: Piece) -> Self {
+        // The drop of this value ends it.
+        let pinned = ManuallyDrop::new(piece.pin());
+        let (address, is_counted) = (pinned.address, pinned.loan.is_some());
+        Self { address, is_counted, piece }
+    }
+
+    /// Address of the first byte, as [`Pinned::address`].
+    pub fn address(&self) -> *const u8 {
+        self.address
+    }
+
+    /// The piece.
+    pub fn piece(&self) -> &Piece {
+        &self.piece
+    }
+}
+
+impl Drop for PinnedPiece {
+    fn drop(&mut self) {
+        if self.is_counted {
+            // Release: as in the drop of `Pinned`.
+            self.piece.loan().state.fetch_sub(PIN, Ordering::Release);
+        }
+    }
+}
+
+impl fmt::Debug for PinnedPiece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedPiece").field("len", &self.piece.len()).finish_non_exhaustive()
     }
 }
 

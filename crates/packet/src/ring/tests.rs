@@ -5,6 +5,7 @@ use super::*;
 use crate::burst::{BURST_MAX, Burst};
 use crate::packet::Packet;
 use crate::pool::{Memory, MemoryConfig};
+use crate::sync::counted::{Counts, count};
 use crate::sync::{AtomicBool, Ordering};
 use proptest::prelude::*;
 extern crate std;
@@ -340,6 +341,36 @@ fn reserved_places_are_not_published() {
         assert!(!consumer.is_published());
     }
     set(0, 0);
+}
+
+/// Goal: a packet that crosses between threads costs no read-modify-write and no fence of its own:
+/// the budget of `docs/theory/network.md`. Method: bursts of all lengths cost as much as one
+/// packet. The handles return together.
+#[test]
+fn read_modify_writes_belong_to_bursts() {
+    for (kind, changes) in [(0, 0), (1, 2)] {
+        let (mut producer, mut consumer) = both(BURST_MAX).into_iter().nth(kind).expect("a ring");
+        let mut memory = memory();
+        for length in 1..=BURST_MAX {
+            let mut burst = Burst::new();
+            for _ in 0..length {
+                burst.push(memory.packet().expect("free")).expect("there is room");
+            }
+            let put = count(|| assert_eq!(producer.enqueue(&mut burst), Ok(length)));
+            assert_eq!(put, Counts { changes, fences: 1 }, "{length} packets");
+            let taken = count(|| {
+                assert!(consumer.is_published() || kind == 0);
+                assert_eq!(consumer.len(), length);
+                assert_eq!(consumer.dequeue(&mut burst), length);
+                assert!(consumer.is_empty());
+            });
+            assert_eq!(taken, Counts::default(), "{length} packets");
+            let dropped = count(|| burst.clear());
+            assert_eq!(dropped, Counts { changes: 1, fences: 0 }, "{length} packets");
+        }
+        let refused = count(|| assert_eq!(consumer.dequeue(&mut Burst::new()), 0));
+        assert_eq!(refused, Counts::default());
+    }
 }
 
 /// Goal: a polling budget is spent after work and not before.

@@ -3,6 +3,8 @@
 
 #[path = "ring/barrier.rs"]
 mod barrier;
+#[path = "ring/published.rs"]
+mod published;
 #[path = "ring/room.rs"]
 mod room;
 

@@ -19,9 +19,12 @@ exported! {
         match (entry, if entry == Entry::Kernel { Caller::Owner } else { stack::caller() }) {
             (Entry::Own, Caller::Owner) => give(Err(Errno::BADF)),
             (Entry::Socket, Caller::Owner) => {
-                // First, because the number is free before the call returns.
-                table::set(fd, Entry::Kernel);
-                give(stack::attached().and_then(|of| of.close(fd)).map(|()| 0))
+                let closed = stack::attached().and_then(|of| {
+                    // First, because the number is free before the call returns.
+                    table::set(fd, Entry::Kernel);
+                    of.close(fd)
+                });
+                give(closed.map(|()| 0))
             }
             (_, caller) => {
                 forget(fd, caller);
@@ -213,10 +216,11 @@ fn duplicate(fd: c_int, entry: Entry, command: c_int, least: usize) -> c_int {
 
 /// Enters a new number of a socket or a set, which the kernel has duplicated.
 fn add(fd: c_int, entry: Entry, new: c_int) -> Outcome<usize> {
-    if !table::set(new, entry) {
+    let is_in = |()| table::set(new, entry).then_some(()).ok_or(Errno(libc::EMFILE));
+    if let Err(errno) = stack::check_not_within().and_then(is_in) {
         // SAFETY: the number belongs to this call.
         unsafe { next::close(new) };
-        return Err(Errno(libc::EMFILE));
+        return Err(errno);
     }
     match entry {
         Entry::Socket => {
@@ -235,6 +239,7 @@ fn add(fd: c_int, entry: Entry, new: c_int) -> Outcome<usize> {
 
 /// Makes `to` a duplicate of `fd`, of which at least one is in the table, and closes what `to` was.
 fn replace(fd: c_int, to: c_int, flags: c_int) -> Outcome<usize> {
+    stack::check_not_within()?;
     let entry = table::entry(fd);
     // SAFETY: the command changes nothing.
     if unsafe { next::fcntl(fd, libc::F_GETFD, 0) } < 0 {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use std::io;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
-use towpath_io::events::{Buffer, Outcome, Parts, What, look as look_at};
+use towpath_io::events::{Buffer, Job, Operation, Outcome, Parts, What, look as look_at};
 
 /// Most events that a wait returns by default.
 pub const EVENTS_DEFAULT: usize = 256;
@@ -316,7 +316,7 @@ impl EventQueue {
                     self.loads.begin(token, (loads, write), &mut self.back);
                 }
                 Kind::Task { task, is_over: false, .. } => {
-                    let access = (task.take_loads(), task.take_access());
+                    let access = (task.take_loads(), task.take_access().map(on_file));
                     self.loads.begin(token, access, &mut self.back);
                 }
                 _ => {}
@@ -363,6 +363,11 @@ impl EventQueue {
 /// Readiness of a socket that no longer exists.
 const GONE: Readiness =
     Readiness { readable: false, writable: false, peer_closed: false, hangup: true, error: true };
+
+/// The access of a task as a job, with the device of its file.
+fn on_file((device, operation): (u64, Operation)) -> (u64, Job) {
+    (device, Job::File(operation.map(Buffer::from)))
+}
 
 /// Returns what a registration has to report, and whether the registration ends with it.
 fn next_event(

@@ -24,6 +24,8 @@ pub(super) const CASES: &[Case] = &[
     ("what_a_file_does_not_take_of_a_towpath_stream_is_handed_back", failed),
     ("a_file_ends_with_its_towpath_stream", reset),
     ("what_cannot_be_received_into_is_refused", refused),
+    ("a_file_takes_received_pieces_where_they_are", in_place),
+    ("a_file_takes_many_short_pieces", short_pieces),
 ];
 /// Cases that need a [`Disk`].
 pub(super) const DISK_CASES: &[Case] = &[
@@ -94,6 +96,46 @@ fn stopped(choice: Choice) {
     let token = queue.receive_file(&stream, file, 7..12, None, 9).unwrap();
     let moved = finish_moved(&mut queue, token);
     assert!(moved.result.is_ok() && moved.bytes == 5, "{moved:?}");
+}
+
+/// Goal: what a peer has lent is written to the file from where it lent it: no host copies a byte,
+/// and the peer gets its memory back.
+fn in_place(choice: Choice) {
+    const LEN: usize = 5 << 20;
+    let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(LEN));
+    let (stream, peer) = connections(&hosts, 1).remove(0);
+    let file = fresh(b"");
+    let sending = peer.send_zc(bytes.clone()).unwrap();
+    let token = queue.receive_file(&stream, file.clone(), 7..7 + LEN as u64, None, 9).unwrap();
+    let moved = finish_moved(&mut queue, token);
+    moved.result.unwrap();
+    assert_eq!((moved.bytes, moved.rest), (LEN as u64, vec![]));
+    let mut written = vec![0; LEN];
+    file.read_exact_at(&mut written, 7).unwrap();
+    assert!(written == bytes && sending.returned().buffer == bytes);
+    assert_eq!((hosts.0.ledger().copied(), hosts.1.ledger().copied()), (0, 0));
+}
+
+/// Goal: many short writes arrive in order.
+fn short_pieces(choice: Choice) {
+    const COUNT: usize = 3000;
+    let (mut queue, hosts) = (queue(choice), hosts(4 << 20));
+    let (stream, mut peer) = connections(&hosts, 1).remove(0);
+    peer.set_nodelay(true).unwrap();
+    let bytes = pattern(COUNT * 9);
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || {
+        sent.chunks(9).for_each(|part| peer.write_all(part).unwrap());
+        peer
+    });
+    let file = fresh(b"");
+    let token = queue.receive_file(&stream, file.clone(), 0..bytes.len() as u64, None, 9).unwrap();
+    let moved = finish_moved(&mut queue, token);
+    moved.result.unwrap();
+    let mut written = vec![0; bytes.len()];
+    file.read_exact_at(&mut written, 0).unwrap();
+    assert!(written == bytes);
+    writer.join().unwrap();
 }
 
 /// Bad input: a read-only file, a full device.

@@ -5,13 +5,14 @@ use clap::Args;
 /// Native sockets.
 #[derive(Debug, Args)]
 pub(crate) struct NativeArguments {
-    /// Let CMD's TCP connections to hosts outside bypass the interface, at the kernel's speed.
+    /// Let CMD's TCP connections bypass the interface, at the kernel's speed.
     ///
-    /// When CMD connects, towpath decides as usual where the connection leads, and puts a connected
-    /// socket of the host in the place of CMD's own. UDP, published ports and what cannot be
-    /// replaced use the interface; `towpath stats` counts both. CMD cannot gain privileges
-    /// (set-user-ID programs), use io_uring or run 32-bit programs. A privileged user gets a user
-    /// namespace, too. Needs Linux 6.7 with Landlock.
-    #[arg(long, conflicts_with = "pcap")]
+    /// When CMD connects to a host outside, towpath decides as usual where the connection leads,
+    /// and puts a connected socket of the host in the place of CMD's own. With --join-loopback, it
+    /// does so when CMD listens at a port of --tcp-ports, too. UDP and what cannot be replaced use
+    /// the interface; `towpath stats` counts both, `towpath flows` lists and ends connections. CMD
+    /// cannot gain privileges (set-user-ID programs), use io_uring or run 32-bit programs. A
+    /// privileged user gets a user namespace, too. Needs Linux 6.7 with Landlock.
+    #[arg(long, conflicts_with_all = ["pcap", "allow", "deny", "egress", "learn"])]
     pub(crate) native: bool,
 }

@@ -20,15 +20,19 @@ use crate::exit;
 /// the host has not taken yet, `loans` (frames in use), `oldest_us` (age of the oldest), `total`
 /// (bytes lent so far), `copied_after_all` (bytes), `hit_rate` (share that was not copied) and
 /// `recalled` (packets of guests that became copies when their term ended or their ring ran short).
+/// `lent_to_host`, with --lend-to-host: `bytes` and `calls` that lent them to the kernel,
+/// `copied_after_all` and `refused` calls, and `frame_bytes` that the kernel has now.
 /// `flows`: open flows by protocol. `joined`: connections of --host-tcp-ports and
 /// --join-published, which no other counter includes: `flows` (open), `begun`, `refused` by the
 /// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
 /// `bytes_out` and `bytes_in` of all of them. `native`, with --native: connections whose socket is
-/// one of the host, which no other counter includes: `flows` (open), `begun`, `refused`,
-/// `bytes_out`, `bytes_in`, and `interface`: connections that took the interface, by reason.
-/// `packets`: `from_program`, `to_program`,
-/// the super-packets among them, and `retransmitted`. `taken`: packets and frames of memory in use.
-/// `dropped`: by reason. `workers`, with several workers: these counters for each,
+/// one of the host, which no other counter includes: `flows` (open), `listeners`, `begun`,
+/// `refused`, `ended` (by `towpath flows --end`), `bytes_out`, `bytes_in`, and `interface`:
+/// connections that took the interface, by reason. `egress`, with a policy: `allowed` and `denied`
+/// flows, of each of its `rules`, too, `questions_refused` and `answers_refused` of resolvers,
+/// `policy` (the number of policies so far) and `audit_lost` (records). `packets`: `from_program`,
+/// `to_program`, the super-packets among them, and `retransmitted`. `taken`: packets and frames of
+/// memory in use. `dropped`: by reason. `workers`, with several workers: these counters for each,
 /// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in
 /// the address table of the switch), and `ports`: for each, packets, bytes and drops. Later
 /// versions may add names.

@@ -16,7 +16,7 @@ mod app;
 mod collect;
 mod frame;
 mod once;
-mod sample;
+pub(super) mod sample;
 mod screen;
 mod table;
 mod units;

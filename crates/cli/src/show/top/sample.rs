@@ -19,25 +19,25 @@ const PAGES_MAX: usize = 64;
 
 /// What an instance tells at one moment.
 #[derive(Clone, Debug)]
-pub(super) struct Sample {
+pub(in crate::show) struct Sample {
     /// When it was asked.
     pub(super) at: Instant,
     /// The answer of `/v1/stats`.
     pub(super) stats: Value,
     /// The ports, if it is a network.
     pub(super) ports: Option<Vec<Value>>,
-    pub(super) flows: Vec<Flow>,
+    pub(in crate::show) flows: Vec<Flow>,
     /// Number of flows that it has, listed or not.
-    pub(super) flows_open: u64,
+    pub(in crate::show) flows_open: u64,
 }
 
 /// A flow, as the instance describes it.
 #[derive(Clone, Debug)]
-pub(super) struct Flow {
+pub(in crate::show) struct Flow {
     /// Names it among all flows of the instance.
-    pub(super) id: String,
+    pub(in crate::show) id: String,
     pub(super) worker: u64,
-    pub(super) value: Value,
+    pub(in crate::show) value: Value,
 }
 
 impl Flow {
@@ -60,7 +60,7 @@ pub(super) fn counters(path: &Path) -> anyhow::Result<Sample> {
 }
 
 /// Asks an instance for everything.
-pub(super) fn take(path: &Path) -> anyhow::Result<Sample> {
+pub(in crate::show) fn take(path: &Path) -> anyhow::Result<Sample> {
     let mut sample = counters(path)?;
     if !sample.stats["ports"].is_null()
         && let Some(ports) = ask::ask_if_any(path, "GET", api::PORTS, None)?
@@ -91,7 +91,7 @@ fn most_active(
         for value in page["flows"].as_array().into_iter().flatten() {
             let own = value["id"].as_str().unwrap_or_default();
             let kind = value["protocol"].as_str().unwrap_or_default();
-            let id = format!("{worker}/{kind}/{own}");
+            let id = flows::name(worker, kind, own);
             listed.push(Flow { id, worker, value: value.clone() });
         }
         listed.sort_by_key(|flow| std::cmp::Reverse(flow.moved()));

@@ -172,6 +172,113 @@ static void listeners(void) {
     CHECK(listen(0, 1) == -1 && errno == ENOTSOCK);
 }
 
+/* A socket that listens where the arguments say. */
+static int serving(void) {
+    int fd = opened(0), on = 1, listens = 0;
+    struct sockaddr_in own;
+    socklen_t length = sizeof own, int_length = sizeof listens;
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
+    CHECK(bind(fd, (struct sockaddr *)&server, sizeof server) == 0 && listen(fd, 16) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&own, &length) == 0);
+    CHECK(own.sin_port == server.sin_port && own.sin_addr.s_addr == server.sin_addr.s_addr);
+    CHECK(getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &int_length) == 0 && listens);
+    puts("listening");
+    fflush(stdout);
+    return fd;
+}
+
+/* Accepts a connection, shows who came, and echoes until its end. */
+static void serve_one(int fd) {
+    struct sockaddr_in peer, same, own;
+    socklen_t length = sizeof peer;
+    char buffer[4096];
+    int one = accept(fd, (struct sockaddr *)&peer, &length);
+    CHECK(one >= 0);
+    CHECK(getpeername(one, (struct sockaddr *)&same, &length) == 0);
+    CHECK(peer.sin_port == same.sin_port && peer.sin_addr.s_addr == same.sin_addr.s_addr);
+    CHECK(getsockname(one, (struct sockaddr *)&own, &length) == 0);
+    CHECK(own.sin_port == server.sin_port);
+    show("peer", getpeername, one);
+    show("own", getsockname, one);
+    fflush(stdout);
+    for (ssize_t came; (came = recv(one, buffer, sizeof buffer, 0)) > 0;)
+        CHECK(send(one, buffer, came, MSG_NOSIGNAL) == came);
+    close(one);
+}
+
+static void serve(void) {
+    int fd = serving();
+    CHECK(listen(fd, 8) == 0);
+    for (int turn = 0; turn < count; turn++)
+        serve_one(fd);
+}
+
+/* Children have the listener, and their parent closes it. */
+static void serve_by_children(void) {
+    int fd = serving();
+    for (int turn = 0; turn < count; turn++) {
+        if (fork() == 0) {
+            serve_one(fd);
+            _exit(0);
+        }
+    }
+    close(fd);
+    for (int turn = 0, status; turn < count; turn++)
+        CHECK(wait(&status) > 0 && status == 0);
+}
+
+/* Listens anew for each connection. */
+static void serve_anew(void) {
+    for (int turn = 0; turn < count; turn++) {
+        int fd = serving();
+        serve_one(fd);
+        close(fd);
+    }
+}
+
+/* An epoll set watches the socket before it listens. */
+static void serve_watched(void) {
+    int fd = opened(0), set = epoll_create1(0), on = 1;
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
+    CHECK(bind(fd, (struct sockaddr *)&server, sizeof server) == 0);
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0 && listen(fd, 16) == 0);
+    puts("listening");
+    fflush(stdout);
+    for (int turn = 0; turn < count; turn++) {
+        do
+            CHECK(epoll_wait(set, &event, 1, -1) == 1);
+        while (!(event.events & EPOLLIN));
+        serve_one(fd);
+    }
+}
+
+/* Its own processes reach it, by its loopback and by its address; a second one cannot listen. */
+static void serve_itself(void) {
+    int fd = serving();
+    for (int turn = 0; turn < 2; turn++) {
+        pid_t child = fork();
+        if (child == 0) {
+            struct sockaddr_in to = at(turn ? "10.0.2.15" : "127.0.0.1", ntohs(server.sin_port));
+            struct sockaddr_in peer;
+            socklen_t length = sizeof peer;
+            int own = opened(0);
+            CHECK(join(own, &to, sizeof to) == 0);
+            CHECK(getpeername(own, (struct sockaddr *)&peer, &length) == 0);
+            CHECK(peer.sin_port == to.sin_port && peer.sin_addr.s_addr == to.sin_addr.s_addr);
+            echo(own);
+            _exit(0);
+        }
+        int status;
+        serve_one(fd);
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    int second = opened(0), on = 1;
+    CHECK(setsockopt(second, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
+    int bound = bind(second, (struct sockaddr *)&server, sizeof server);
+    CHECK((bound == -1 || listen(second, 1) == -1) && errno == EADDRINUSE);
+}
+
 static _Alignas(64) struct sockaddr_in changing;
 static atomic_int is_over, target, native, plain, local;
 
@@ -317,6 +424,132 @@ static void many(void) {
     printf("made %d\n", count);
 }
 
+static void *swap_listeners(void *unused) {
+    while (!is_over) {
+        dup2(plain, target);
+        dup2(native, target);
+        dup2(local, target);
+    }
+    return unused;
+}
+
+/* Threads change what the descriptor means while it is made to listen and connected: a listener of
+ * a published port, a bound socket of the program's, a Unix socket. What has become of the listener
+ * can listen at its port at most, and connect nowhere. */
+static void swap_listener(void) {
+    pthread_t threads[2];
+    struct sockaddr_in elsewhere = at("0.0.0.0", 0);
+    local = socket(AF_UNIX, SOCK_STREAM, 0);
+    target = dup(local);
+    native = serving();
+    plain = opened(SOCK_NONBLOCK);
+    CHECK(bind(plain, (struct sockaddr *)&elsewhere, sizeof elsewhere) == 0);
+    changing = server;
+    CHECK(fcntl(native, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(pthread_create(&threads[0], NULL, rewrite_address, NULL) == 0);
+    CHECK(pthread_create(&threads[1], NULL, swap_listeners, NULL) == 0);
+    for (int turn = 0; turn < count; turn++) {
+        listen(target, 1);
+        join(target, &changing, sizeof changing);
+        bind(target, (struct sockaddr *)&elsewhere, sizeof elsewhere);
+    }
+    is_over = 1;
+    for (int thread = 0; thread < 2; thread++)
+        pthread_join(threads[thread], NULL);
+    shutdown(native, SHUT_RDWR);
+    CHECK(bind(native, (struct sockaddr *)&elsewhere, sizeof elsewhere) == -1);
+    CHECK(join(native, &server, sizeof server) == -1);
+    CHECK(listen(native, 4) == 0);
+    puts("swapped");
+    fflush(stdout);
+    char byte;
+    CHECK(read(0, &byte, 1) >= 0);
+}
+
+static void *listen_often(void *unused) {
+    for (int turn = 0; turn < count; turn++) {
+        int fd = opened(0), on = 1;
+        CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) == 0);
+        if (bind(fd, (struct sockaddr *)&server, sizeof server) == 0)
+            listen(fd, 1);
+        close(fd);
+    }
+    return unused;
+}
+
+/* Threads listen and close all the time, are interrupted, and end within the call; then the port
+ * still works. */
+static void listen_much(void) {
+    pthread_t threads[8];
+    struct sigaction action = {.sa_handler = ignored};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    for (int turn = 0; turn < 4; turn++) {
+        pid_t child = fork();
+        if (child == 0) {
+            ualarm(1000, 1000);
+            for (int thread = 0; thread < 8; thread++)
+                CHECK(pthread_create(&threads[thread], NULL, listen_often, NULL) == 0);
+            pthread_join(threads[turn], NULL);
+            if (turn % 2)
+                execl("/bin/true", "true", NULL);
+            kill(getpid(), SIGKILL);
+        }
+        CHECK(waitpid(child, NULL, 0) == child);
+    }
+    int fd = opened(0), on = 1;
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) == 0);
+    CHECK(bind(fd, (struct sockaddr *)&server, sizeof server) == 0 && listen(fd, 16) == 0);
+    puts("listening");
+    fflush(stdout);
+    serve_one(fd);
+}
+
+/* Its connection is ended while it waits, and while a child has the socket as well. */
+static void ended(void) {
+    int fd = connected();
+    char byte;
+    echo(fd);
+    pid_t child = fork();
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    puts("open");
+    fflush(stdout);
+    CHECK(recv(fd, &byte, 1, 0) == -1 && (errno == ECONNRESET || errno == EPIPE));
+    struct sockaddr_in peer;
+    socklen_t length = sizeof peer;
+    CHECK(getpeername(fd, (struct sockaddr *)&peer, &length) == -1 && errno == ENOTCONN);
+    CHECK(join(fd, &server, sizeof server) == -1);
+    CHECK(listen(fd, 1) == -1 && errno == EINVAL);
+    kill(child, SIGKILL);
+    echo(connected());
+    puts("anew");
+}
+
+/* No process has its socket open: it is on its way through a Unix socket. */
+static void hidden(void) {
+    int fd = connected(), pair[2];
+    char byte = 0, control[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control,
+    };
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    CHECK(sendmsg(pair[0], &message, 0) == 1 && close(fd) == 0);
+    puts("hidden");
+    fflush(stdout);
+    CHECK(read(0, &byte, 1) >= 0);
+    CHECK(recvmsg(pair[1], &message, 0) == 1);
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    echo(fd);
+}
+
 int main(int arguments, char **words) {
     static const struct {
         const char *name;
@@ -326,6 +559,10 @@ int main(int arguments, char **words) {
         {"dup_before", dup_before}, {"options", options},       {"refused", refused},
         {"listeners", listeners}, {"rewrite", rewrite},         {"swap", swap},
         {"closing", closing},     {"interrupted", interrupted}, {"many", many},
+        {"ended", ended},         {"hidden", hidden},       {"serve", serve},
+        {"serve_by_children", serve_by_children},           {"serve_anew", serve_anew},
+        {"serve_watched", serve_watched},                   {"serve_itself", serve_itself},
+        {"swap_listener", swap_listener},                   {"listen_much", listen_much},
     };
     CHECK(arguments >= 4);
     server = at(words[2], atoi(words[3]));

@@ -240,6 +240,14 @@ impl Outside {
         outside
     }
 
+    /// Returns a command that runs on the machine.
+    pub(crate) fn command<const N: usize>(&self, program: &str, words: [&str; N]) -> Command {
+        let there = format!("--net=/proc/{}/ns/net", self.namespace.holder());
+        let mut command = super::command("nsenter", [there.as_str(), program]);
+        command.args(words);
+        command
+    }
+
     /// Runs `act` on the machine.
     pub(crate) fn run<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         self.namespace.run(act)

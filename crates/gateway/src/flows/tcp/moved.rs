@@ -34,6 +34,7 @@ impl Gateway {
             if let Some(flow) = &flow {
                 // It was added when the flow began; removing it cannot fail.
                 let _ = io.reactor.remove(&flow.socket);
+                self.lending.leaves(&flow.socket);
             }
             MovedConnection { connection, flow }
         });
@@ -53,7 +54,10 @@ impl Gateway {
                     self.connection_waits(handle, io);
                 }
             }
-            (None, Some(flow)) => flow.socket.reset(),
+            (None, Some(flow)) => {
+                self.lending.comes(&flow.socket);
+                self.reset(flow.socket, io);
+            }
             (None, None) => {}
         }
     }
@@ -62,6 +66,7 @@ impl Gateway {
         let token = Token::Tcp(handle.key()).encode();
         let interest = if flow.watches_room { Interest::BOTH } else { Interest::READ };
         let watched = io.reactor.add(&flow.socket, token, interest.and_urgent(), true);
+        self.lending.comes(&flow.socket);
         flow.handle = handle;
         flow.queued = false;
         (flow.brief, flow.moment) = (0, None);

@@ -19,7 +19,7 @@ impl Running {
     /// keeps those that it needs open.
     pub(in super::super) fn abandon(self) {
         let left = match self.work {
-            Work::Accept(..) | Work::Connect(..) => return,
+            Work::Accept(..) | Work::Connect(..) | Work::Taken => return,
             Work::Receive { buffer, .. } => Left::Buffer(buffer),
             Work::Send { from, .. } => Left::Source(from),
             Work::ReceiveFile { block, .. } => Left::Block(block),

@@ -8,6 +8,7 @@
 //! is one multishot request, where the kernel supports it.
 
 use super::super::job::{Job, Running, Step};
+use super::super::{Access, SPARE_MAX};
 use super::{Content, Ring, TURN_BYTES, What, adopt, call, mask, quiet};
 use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
@@ -31,8 +32,7 @@ pub(super) struct Doing {
     running: Running,
     with_kernel: Option<Request>,
     cancelled: bool,
-    /// Reads of its file may block despite `IOCB_NOWAIT`, which would block the queue's thread.
-    waits: bool,
+    access: Access,
     /// The last poll reported an error queue with entries, as it does until the program has read
     /// them.
     is_noisy: bool,
@@ -67,12 +67,12 @@ enum Request {
 }
 
 impl Ring {
-    /// Starts a job. `waits` says that reads of its file may block despite `IOCB_NOWAIT`.
+    /// Starts a job, whose file is read and written as `access` says.
     pub(in super::super) fn submit(
         &mut self,
         slot: u32,
         job: Job,
-        waits: bool,
+        access: Access,
     ) -> Result<(), (Errno, Job)> {
         if !matches!(self.slot(slot).content, Content::Free) {
             return Err((Errno::EXIST, job));
@@ -91,11 +91,18 @@ impl Ring {
             running,
             with_kernel: None,
             cancelled: false,
-            waits,
+            access,
             is_noisy: false,
             lent: None,
         };
-        self.slot(slot).content = Content::Job(Box::new(doing));
+        let doing = match self.spare.pop() {
+            Some(mut spare) => {
+                *spare = doing;
+                spare
+            }
+            None => Box::new(doing),
+        };
+        self.slot(slot).content = Content::Job(doing);
         self.jobs += 1;
         self.go_on(slot);
         Ok(())
@@ -144,10 +151,12 @@ impl Ring {
             entry.round = entry.round.wrapping_add(1);
             let name = u64::from(entry.round) << 32 | u64::from(slot);
             let Content::Job(doing) = &mut entry.content else { return };
-            let worker_min = match (doing.running.is_direct(), doing.waits) {
-                (true, _) => usize::MAX,
-                (false, true) => 0,
-                (false, false) => WORKER_BYTES_MIN,
+            let worker_min = match (doing.running.is_direct(), doing.access) {
+                // The queue's thread only begins them, as the disk has them from then on.
+                (true, _) | (_, Access::Direct) => usize::MAX,
+                // They would block the queue's thread.
+                (_, Access::Waits) => 0,
+                (_, Access::Cached) => WORKER_BYTES_MIN,
             };
             let (request, kind) = match doing.running.next() {
                 Step::Over => return self.finish(slot),
@@ -266,9 +275,12 @@ impl Ring {
     fn finish(&mut self, slot: u32) {
         let content = std::mem::take(&mut self.slot(slot).content);
         self.release(slot);
-        let Content::Job(doing) = content else { return };
+        let Content::Job(mut doing) = content else { return };
         self.jobs -= 1;
         self.early.push((slot, What::Over(doing.running.finish())));
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(doing);
+        }
     }
 }
 
@@ -337,10 +349,11 @@ fn is_request(step: &Step<'_>) -> bool {
 /// workers if it has at least `worker_min` bytes.
 fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
     let length = |bytes: &[u8]| bytes.len().min(STEP_BYTES_MAX) as u32;
-    let by = |bytes: &[u8]| match bytes.len() >= worker_min {
+    let of_len = |len| match len >= worker_min {
         true => squeue::Flags::ASYNC,
         false => squeue::Flags::empty(),
     };
+    let by = |bytes: &[u8]| of_len(bytes.len());
     match step {
         Step::Look { file, into } => {
             // The kernel's workers do it in any case.
@@ -354,6 +367,10 @@ fn request(step: Step<'_>, worker_min: usize) -> squeue::Entry {
         Step::Write { file, bytes, at } => {
             let write = opcode::Write::new(fd(file), bytes.as_ptr(), length(bytes));
             write.offset(at).build().flags(by(bytes))
+        }
+        Step::WritePieces { file, ranges, at, .. } => {
+            let write = opcode::Writev::new(fd(file), ranges.as_ptr(), ranges.count() as u32);
+            write.offset(at).build().flags(of_len(ranges.bytes()))
         }
         Step::Sync { file, data_only: false } => opcode::Fsync::new(fd(file)).build(),
         Step::Sync { file, data_only: true } => {

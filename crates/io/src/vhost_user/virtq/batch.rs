@@ -9,8 +9,11 @@
 //! A ring ends a batch before the first chain that is anything else, such as a table, a list of
 //! buffers, a buffer that is too long or an invalid descriptor. [`Queue::take`](super::Queue::take)
 //! reads that one again, and reports what is wrong with it.
+//!
+//! The ring checks the flags of a descriptor against [`Kind::flags`], in one comparison with those
+//! that make it available; the batch checks its buffer.
 
-use super::chain::{Descriptor, INDIRECT, NEXT, WRITE};
+use super::chain::{INDIRECT, NEXT, WRITE};
 use crate::vhost_user::memory::Lookup;
 use crate::vhost_user::shared::Stretch;
 use towpath_packet::VirtioHeader;
@@ -20,14 +23,45 @@ use towpath_packet::VirtioHeader;
 pub(crate) const BATCH_MAX: usize = 16;
 /// Bytes of a buffer that are prefetched: the virtio-net header and the shortest Ethernet frame.
 const FIRST_BYTES: usize = VirtioHeader::LEN + 64;
+/// Flags that tell whether a descriptor is a whole chain, and what its buffer is for.
+pub(super) const SHAPE: u16 = NEXT | INDIRECT | WRITE;
 
 /// What a chain's buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The device reads it. Longer ones than this end the batch.
     Read { bytes_max: usize },
-    /// The device writes it.
+    /// The device writes a short frame to it.
     Write,
+    /// The device writes a long frame to it. Its beginning is not prefetched, because the
+    /// processor's own prefetcher follows such writes.
+    WriteLong,
+}
+
+impl Kind {
+    /// Flags, of those in [`SHAPE`], of a descriptor that is a whole chain of this kind.
+    #[inline]
+    pub(super) fn flags(self) -> u16 {
+        match self {
+            Self::Read { .. } => 0,
+            Self::Write | Self::WriteLong => WRITE,
+        }
+    }
+
+    #[inline]
+    fn bytes_max(self) -> usize {
+        match self {
+            Self::Read { bytes_max } => bytes_max,
+            Self::Write | Self::WriteLong => usize::MAX,
+        }
+    }
+}
+
+/// A descriptor that is a whole chain, as a ring reads it.
+pub(super) struct Found {
+    pub(super) id: u16,
+    pub(super) address: u64,
+    pub(super) bytes: u32,
 }
 
 /// A chain of one buffer.
@@ -75,35 +109,31 @@ impl<'a> Batch<'a> {
         self.count = 0;
     }
 
-    /// Adds a chain if `descriptor`, its head, is all of it, its buffer is for `kind` and lies in
-    /// one region. False if not: then the batch ends.
-    ///
-    /// # Panics
-    /// If the batch has [`BATCH_MAX`] chains.
+    /// Adds chains, of which the ring knows that they have the flags of `kind`, up to the first one
+    /// whose buffer is empty, too long or not in one region. Returns the number of those added.
     #[inline]
-    pub(super) fn push(
+    pub(super) fn append(
         &mut self,
         lookup: &mut Lookup<'a>,
-        id: u16,
-        descriptor: &Descriptor,
         kind: Kind,
-    ) -> bool {
-        let &Descriptor { address, bytes, flags, .. } = descriptor;
-        let (wanted, bytes_max) = match kind {
-            Kind::Read { bytes_max } => (0, bytes_max),
-            Kind::Write => (WRITE, usize::MAX),
-        };
-        let is_single = flags & (NEXT | INDIRECT | WRITE) == wanted;
-        if !is_single || bytes == 0 || bytes as usize > bytes_max {
-            return false;
+        chains: impl Iterator<Item = Found>,
+    ) -> usize {
+        let (before, bytes_max) = (self.count, kind.bytes_max());
+        for (place, Found { id, address, bytes }) in self.chains[before..].iter_mut().zip(chains) {
+            let bytes = bytes as usize;
+            // The length before zero is longer than any.
+            if bytes.wrapping_sub(1) >= bytes_max {
+                break;
+            }
+            let Some(buffer) = lookup.whole(address, bytes) else { break };
+            match kind {
+                Kind::Read { .. } => buffer.prefetch_start(FIRST_BYTES),
+                Kind::Write => buffer.prefetch_start_for_writes(FIRST_BYTES),
+                Kind::WriteLong => {}
+            }
+            *place = Single { id, written: 0, address, buffer };
+            self.count += 1;
         }
-        let Some(buffer) = lookup.whole(address, bytes as usize) else { return false };
-        match kind {
-            Kind::Read { .. } => buffer.prefetch_start(FIRST_BYTES),
-            Kind::Write => buffer.prefetch_start_for_writes(FIRST_BYTES),
-        }
-        self.chains[self.count] = Single { id, written: 0, address, buffer };
-        self.count += 1;
-        true
+        self.count - before
     }
 }

@@ -1,7 +1,7 @@
 //! The packed layout: one ring that both sides write, and one event suppression structure for each
 //! side (virtio 1.2 §2.8).
 
-use super::batch::{Batch, Kind};
+use super::batch::{Batch, Found, Kind, SHAPE};
 use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment, WRITE};
 use super::inflight::{PackedRegion, Recovered};
 use super::place::Place;
@@ -14,6 +14,8 @@ use towpath_packet::sync::{AtomicU64, Ordering, fence};
 const AVAIL: u16 = 1 << 7;
 /// Also equal to the wrap counter if the descriptor is used.
 const USED: u16 = 1 << 15;
+/// In the second word of a descriptor, what a batch checks before the buffer.
+const CHECKED: u64 = ((SHAPE | AVAIL | USED) as u64) << 48;
 /// Event suppression: notify always, never, or at one descriptor.
 const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
@@ -100,7 +102,7 @@ impl Ring {
             // If the first descriptor of a batch was not visible yet, the others may look used. The
             // driver does not own them any more than the first.
             for _ in 0..again.descriptors() {
-                let flags = if self.next.wrap { AVAIL } else { USED };
+                let flags = available(self.next.wrap);
                 let at = 16 * usize::from(self.next.index) + 14;
                 // Relaxed: published with whatever becomes visible first.
                 self.area.store16(at, flags, Ordering::Relaxed);
@@ -137,23 +139,25 @@ impl Ring {
             return;
         }
         let left = u32::from(self.size).saturating_sub(self.out()) as usize;
-        let descriptors = self.descriptors.get();
-        let mut place = self.next;
-        for _ in 0..most.min(left) {
-            let [address, rest] = &descriptors[usize::from(place.index)];
-            // Acquire: pairs with the driver's barrier of §2.8.21.1: the rest of the descriptor was
-            // written before its flags, which are in the word that is read here.
-            let rest = u64::from_le(rest.load(Ordering::Acquire));
-            if !is_available((rest >> 48) as u16, place.wrap) {
+        let mut wrap = self.next.wrap;
+        for descriptors in self.descriptors.run(usize::from(self.next.index), most.min(left)) {
+            let wanted = u64::from(available(wrap) | kind.flags()) << 48;
+            let chains = descriptors.iter().map_while(|[address, rest]| {
+                // Acquire: pairs with the driver's barrier of §2.8.21.1: the rest of the descriptor
+                // was written before its flags, which are in the word that is read here.
+                let rest = u64::from_le(rest.load(Ordering::Acquire));
+                if rest & CHECKED != wanted {
+                    return None;
+                }
+                // Relaxed: the Acquire above orders it.
+                let address = u64::from_le(address.load(Ordering::Relaxed));
+                let Descriptor { bytes, number: id, .. } = Descriptor::packed(address, rest);
+                Some(Found { id, address, bytes })
+            });
+            if batch.append(lookup, kind, chains) < descriptors.len() {
                 break;
             }
-            // Relaxed: the Acquire above orders it.
-            let address = u64::from_le(address.load(Ordering::Relaxed));
-            let descriptor = Descriptor::packed(address, rest);
-            if !batch.push(lookup, descriptor.number, &descriptor, kind) {
-                break;
-            }
-            place.advance(1, self.size);
+            wrap = !wrap;
         }
     }
 
@@ -162,9 +166,25 @@ impl Ring {
     pub(super) fn pass(&mut self, batch: &Batch<'_>, count: usize) {
         // First, because the used position never passes the next one.
         self.next.advance(count as u16, self.size);
-        for chain in &batch.chains()[..count] {
-            self.put_used(chain.id, chain.written, 1);
+        let mut chains = &batch.chains()[..count];
+        if self.hidden.is_none()
+            && let Some((first, others)) = chains.split_first()
+        {
+            self.put_used(first.id, first.written, 1);
+            chains = others;
         }
+        let runs = self.descriptors.run(usize::from(self.used.index), chains.len());
+        let (before_end, after) = chains.split_at(runs[0].len());
+        let mut wrap = self.used.wrap;
+        for (descriptors, chains) in runs.into_iter().zip([before_end, after]) {
+            for ([_, rest], chain) in descriptors.iter().zip(chains) {
+                let word = used(chain.id, chain.written, wrap);
+                // Relaxed: the driver reads in order, and the first descriptor is not visible yet.
+                rest.store(word.to_le(), Ordering::Relaxed);
+            }
+            wrap = !wrap;
+        }
+        self.used.advance(chains.len() as u16, self.size);
     }
 
     /// Takes the next chain if it is one writable buffer of at least `bytes` bytes. None for a ring
@@ -196,11 +216,7 @@ impl Ring {
     /// Writes a used descriptor for a chain of `count` descriptors.
     #[inline]
     fn put_used(&mut self, id: u16, written: u32, count: u16) {
-        let mut flags = if self.used.wrap { AVAIL | USED } else { 0 };
-        if written > 0 {
-            flags |= WRITE;
-        }
-        let word = u64::from(written) | u64::from(id) << 32 | u64::from(flags) << 48;
+        let word = used(id, written, self.used.wrap);
         if self.hidden.is_none() {
             self.hidden = Some((self.used, word));
         } else {
@@ -331,14 +347,13 @@ impl Ring {
         // SeqCst: between the store of our flags and the load of the driver's request; its partner
         // is between the driver's store of the request and its load of the ring (§2.8.14).
         fence(Ordering::SeqCst);
-        // Acquire: pairs with the driver's barrier between its stores of the descriptor and of the
-        // flags.
-        let wish = self.driver.load16(EVENT_FLAGS, Ordering::Acquire);
+        // Relaxed: the fence orders this load. It is one load, so that the flags and the descriptor
+        // belong together.
+        let request = self.driver.load32(EVENT, Ordering::Relaxed);
+        let (event, wish) = (request as u16, (request >> 16) as u16);
         if wish != AT_DESCRIPTOR || !self.event_index {
             return Some(wish != DISABLE);
         }
-        // Relaxed: the flags order this load.
-        let event = self.driver.load16(EVENT, Ordering::Relaxed);
         let event = Place { index: event & 0x7fff, wrap: event & 0x8000 != 0 };
         // The descriptor that the driver waits for is among those from `first` to `used`. One that
         // is outside the ring also leads to a call, because its meaning is unclear.
@@ -395,5 +410,20 @@ impl Ring {
 }
 
 fn is_available(flags: u16, wrap: bool) -> bool {
-    (flags & AVAIL != 0) == wrap && (flags & USED != 0) != wrap
+    flags & (AVAIL | USED) == available(wrap)
+}
+
+/// State of a descriptor that is available (§2.8.1).
+#[inline]
+fn available(wrap: bool) -> u16 {
+    if wrap { AVAIL } else { USED }
+}
+
+/// The second word of a used descriptor.
+#[inline]
+fn used(id: u16, written: u32, wrap: bool) -> u64 {
+    let state = if wrap { AVAIL | USED } else { 0 };
+    // §2.8.3: the flag says that the device wrote, and only then the length counts.
+    let flags = if written > 0 { state | WRITE } else { state };
+    u64::from(written) | u64::from(id) << 32 | u64::from(flags) << 48
 }

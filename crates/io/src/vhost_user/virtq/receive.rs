@@ -145,7 +145,8 @@ impl ReceiveQueue {
         self.queue.disable_kicks();
         let result = loop {
             self.pass_short(burst, cx);
-            let passed = if burst.is_empty() { Ok(true) } else { self.pass(burst, cx) };
+            let has_passed = self.pass_parts(burst, cx) || burst.is_empty();
+            let passed = if has_passed { Ok(true) } else { self.pass(burst, cx) };
             self.queue.publish();
             match passed {
                 Ok(true) if !burst.is_empty() => {}
@@ -198,7 +199,9 @@ impl ReceiveQueue {
 
     /// The fast path: copies packets from the front of `burst` that consist of private headers into
     /// [batches](super::batch) of chains, each of which is one buffer with room for its packet.
-    /// Leaves the others, from the first one on, to [`pass`](Self::pass).
+    /// Leaves the others, from the first one on, to [`pass`](Self::pass). Not inlined, so that its
+    /// loop keeps its variables in registers.
+    #[inline(never)]
     fn pass_short(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         let features = self.features;
         let Some((ring, guest)) = self.queue.batches() else { return };
@@ -217,14 +220,18 @@ impl ReceiveQueue {
             ring.read(&mut lookup, &mut batch, Kind::Write, count);
             let mut done = 0;
             for (chain, (packet, frame)) in batch.chains_mut().iter_mut().zip(short()) {
-                let needed = VirtioHeader::LEN + frame.len();
-                let is_plain = *packet.offload() == Offload::default();
-                if needed > chain.buffer.len() || !(is_plain || takes(features, packet.offload())) {
+                let (buffer, needed) = (chain.buffer, VirtioHeader::LEN + frame.len());
+                if needed > buffer.len() {
                     break;
                 }
-                let header = if is_plain { plain } else { header(packet, features, 1) };
-                chain.buffer.write_header(&header);
-                chain.buffer.tail(VirtioHeader::LEN).write(frame);
+                if *packet.offload() == Offload::default() {
+                    buffer.write_header(&plain);
+                } else if let Some(header) = short_header(packet, features) {
+                    buffer.write_header(&header);
+                } else {
+                    break;
+                }
+                buffer.tail(VirtioHeader::LEN).write(frame);
                 guest.mark(chain.address, needed);
                 chain.written = needed as u32;
                 copied += if packet.is_inline() { frame.len() } else { 0 };
@@ -245,6 +252,82 @@ impl ReceiveQueue {
             }
             burst.drop_front_to(passed, cx.memory);
         }
+    }
+
+    /// The fast path for super-packets that are segmented here: copies parts of the packets at the
+    /// front of `burst`, and drops them. Leaves the others to [`pass`](Self::pass). True if there
+    /// was a part.
+    fn pass_parts(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> bool {
+        let passed = self.fill_parts(burst, cx.ledger);
+        frames::drop_frames(burst, passed, cx.memory);
+        passed > 0
+    }
+
+    /// Copies parts of the packets at the front of `burst` into [batches](super::batch) of chains,
+    /// each of which is one buffer with room for its part. Returns their number. Heads are made,
+    /// and payload is prefetched, [`PACKETS_AHEAD`] parts before they are copied. Not inlined, so
+    /// that its loop keeps its variables in registers.
+    #[inline(never)]
+    fn fill_parts(&mut self, burst: &Burst, ledger: &Ledger) -> usize {
+        let Self { queue, features, counters, heads, end, .. } = self;
+        let is_cut = |packet: &&Packet| {
+            packet.segmentation().is_some() && takes(*features, packet.offload())
+        };
+        let (mut packets, mut count) = (burst.iter().take_while(is_cut), 0);
+        while count < BURST_MAX
+            && let Some(packet) = packets.next()
+        {
+            count += packet.frames();
+        }
+        let count = count.min(BURST_MAX);
+        let Some((ring, guest)) = queue.batches().filter(|_| count > 0) else { return 0 };
+        let (mut lookup, mut batch, mut pins) = (Lookup::new(guest), Batch::new(), Pins::new());
+        let (mut parts, mut coming) = (Frames::of(burst), Frames::of(burst).take(count));
+        let (mut place, mut ahead) = (Place::default(), Place::default());
+        let mut shared = VirtioHeader::default();
+        let (mut passed, mut made, mut bytes, mut payload) = (0, 0, 0, 0);
+        while passed < count {
+            ring.read(&mut lookup, &mut batch, Kind::WriteLong, count - passed);
+            let mut done = 0;
+            for (chain, part) in batch.chains_mut().iter_mut().zip(&mut parts) {
+                while made <= passed + done + PACKETS_AHEAD
+                    && let Some(next) = coming.next()
+                {
+                    if next.is_first() {
+                        ahead = Place::default();
+                        shared = header(next.packet, *features, 1);
+                    }
+                    ahead.prefetch(&next);
+                    heads.make(made, &next, &shared);
+                    made += 1;
+                }
+                let head = heads.head(passed + done, &part);
+                let (buffer, needed) = (chain.buffer, head.len() + part.payload_len());
+                if needed > buffer.len() {
+                    break;
+                }
+                if part.is_first() {
+                    place = Place::default();
+                }
+                frames::copy_whole(&mut pins, (&part, &mut place), [head, &[]], buffer);
+                guest.mark(chain.address, needed);
+                chain.written = needed as u32;
+                (bytes, payload) = (bytes + needed, payload + part.payload_len());
+                done += 1;
+            }
+            ring.pass(&batch, done);
+            passed += done;
+            if batch.is_empty() || done < batch.len() {
+                break;
+            }
+        }
+        if passed > 0 {
+            *end = None;
+            counters.packets += passed as u64;
+            counters.bytes += (bytes - passed * VirtioHeader::LEN) as u64;
+            ledger.count(Site::Guest, payload);
+        }
+        passed
     }
 
     /// Copies any frames from the front of `burst`, and drops them. Returns true unless there are
@@ -292,8 +375,8 @@ impl ReceiveQueue {
             return Ok(false);
         };
         let (buffers_to, segments_to) = (self.buffers.len(), self.segments.len());
-        if let Some((_, is_first)) = frame.part {
-            if is_first {
+        if frame.part.is_some() {
+            if frame.is_first() {
                 self.ahead = Place::default();
             }
             self.ahead.prefetch(frame);
@@ -381,7 +464,7 @@ impl ReceiveQueue {
         let segments = &segments[filled.segments..room.segments_to];
         filled.rooms += 1;
         (filled.buffers, filled.segments) = (room.buffers_to, room.segments_to);
-        if frame.part.is_none_or(|(_, is_first)| is_first) {
+        if frame.is_first() {
             filled.place = Place::default();
         }
         if room.needed == 0 {
@@ -428,6 +511,13 @@ fn takes(features: u64, offload: &Offload) -> bool {
         is_kind && gso.tunnel.is_none()
     });
     checksum && gso
+}
+
+/// The virtio-net header of a packet with offload fields that uses one buffer, if a driver with
+/// `features` takes them. Not inlined: the loop around it would keep its variables in memory.
+#[inline(never)]
+fn short_header(packet: &Packet, features: u64) -> Option<VirtioHeader> {
+    takes(features, packet.offload()).then(|| header(packet, features, 1))
 }
 
 /// The virtio-net header of a packet that uses this number of buffers.

@@ -1,7 +1,7 @@
 //! The split layout: a descriptor table, an available ring that the driver writes, and a used ring
 //! that the device writes (virtio 1.2 §2.7).
 
-use super::batch::{Batch, Kind};
+use super::batch::{Batch, Found, Kind, SHAPE};
 use super::chain::{Chain, Descriptor, Head, INDIRECT, NEXT, Segment};
 use super::inflight::SplitRegion;
 use super::{Broken, Position, QueueConfig, StartError, feature};
@@ -126,14 +126,16 @@ impl Ring {
         if available > self.size {
             return;
         }
-        let entries = self.available_entries.get();
+        let count = usize::from(available).min(most);
         let descriptors = self.descriptors.get();
-        for step in 0..available.min(most as u16) {
-            let place = usize::from(self.next.wrapping_add(step)) & self.mask;
-            // Relaxed: the index of the available ring orders this load.
-            let head = u16::from_le(entries[place].load(Ordering::Relaxed));
-            let Some(descriptor) = Self::descriptor(descriptors, head) else { break };
-            if !batch.push(lookup, head, &descriptor, kind) {
+        for entries in self.available_entries.run(usize::from(self.next) & self.mask, count) {
+            let chains = entries.iter().map_while(|entry| {
+                // Relaxed: the index of the available ring orders this load.
+                let id = u16::from_le(entry.load(Ordering::Relaxed));
+                let Descriptor { address, bytes, flags, .. } = Self::descriptor(descriptors, id)?;
+                (flags & SHAPE == kind.flags()).then_some(Found { id, address, bytes })
+            });
+            if batch.append(lookup, kind, chains) < entries.len() {
                 break;
             }
         }
@@ -142,12 +144,15 @@ impl Ring {
     /// Takes the first `count` chains of the batch read last, and returns them as used.
     #[inline]
     pub(super) fn pass(&mut self, batch: &Batch<'_>, count: usize) {
-        let entries = self.used_entries.get();
-        for chain in &batch.chains()[..count] {
-            let entry = &entries[usize::from(self.used) & self.mask];
-            store_pair(entry, u32::from(chain.id), chain.written);
-            self.used = self.used.wrapping_add(1);
+        let chains = &batch.chains()[..count];
+        let entries = self.used_entries.run(usize::from(self.used) & self.mask, count);
+        let (before_end, after) = chains.split_at(entries[0].len());
+        for (entries, chains) in entries.into_iter().zip([before_end, after]) {
+            for (entry, chain) in entries.iter().zip(chains) {
+                store_pair(entry, u32::from(chain.id), chain.written);
+            }
         }
+        self.used = self.used.wrapping_add(count as u16);
         self.next = self.next.wrapping_add(count as u16);
     }
 

@@ -539,12 +539,18 @@ fn fill_inline(packet: &mut Packet, chain: Stretch<'_>, features: u64) -> Option
     let header = chain.read_header();
     // The fields before `num_buffers`, which only receivers use. Most short frames claim nothing.
     if header.0[..10] != [0; 10] {
-        let claim = header.decode().ok()?;
-        let offload = allowed(features, claim, bytes).filter(|offload| offload.gso.is_none())?;
-        packet.set_offload(offload);
+        packet.set_offload(inline_offload(&header, features, bytes)?);
     }
     packet.fill_inline(bytes, |frame| chain.tail(VirtioHeader::LEN).read(frame));
     Some(bytes)
+}
+
+/// The offload fields of a frame that claims something, if they are valid and it may be inline. Not
+/// inlined: the loop around it would keep its variables in memory.
+#[inline(never)]
+fn inline_offload(header: &VirtioHeader, features: u64, frame_bytes: usize) -> Option<Offload> {
+    let claim = header.decode().ok()?;
+    allowed(features, claim, frame_bytes).filter(|offload| offload.gso.is_none())
 }
 
 /// The whole chain taken last, if it is one buffer in one region, as small packets are.

@@ -7,7 +7,7 @@
 //! Bound: [`PENDING_MAX`] pending datagrams of all sockets, each of at most the maximum datagram
 //! size.
 
-use super::super::lending::Share;
+use super::super::shares::Share;
 use super::super::{Error, SocketId, Sockets};
 use super::filling::Filling;
 use super::send::{SendTo, Way};

@@ -17,12 +17,13 @@
 //! A datagram has at most [`LENT_RANGES_MAX`] ranges of memory. A pending datagram takes up to
 //! [`WAITING_RANGES_MAX`], so that all other bytes can be copied into frames behind them. Ranges
 //! beyond that are copied, as is everything behind the first copied byte, and the notice reports
-//! the copy.
+//! the copy. While as many groups lend as may, everything is copied.
 //!
 //! Numbers and notices follow Linux, which however copies datagrams that are larger than the MTU or
 //! pending.
 
-use super::super::lending::{Borrower, LentCall};
+use super::super::lending::LentCall;
+use super::super::shares::Borrower;
 use super::super::{Error, SocketId, Sockets};
 use super::cork::Pending;
 use super::filling::Filling;
@@ -168,7 +169,12 @@ impl Sockets {
         let mut filling = Filling::new(cx)?;
         while filling.len() < len && (!cuts || filling.range_count() < LENT_RANGES_MAX) {
             let piece = share.lend(len - filling.len(), lend).ok_or(Error::NoBuffers)?;
-            filling.push_lent(piece, LENT_RANGES_MAX).map_err(|_| Error::MessageSize)?;
+            if share.copies {
+                piece.mark_copied();
+                filling.gather_piece(piece, cx)?;
+            } else {
+                filling.push_lent(piece, LENT_RANGES_MAX).map_err(|_| Error::MessageSize)?;
+            }
         }
         if filling.len() < len && filling.truncate_to_whole(way.segment_size()) == 0 {
             return Err(Error::MessageSize);
@@ -178,7 +184,9 @@ impl Sockets {
             self.commit(id, share.group, charged);
         }
         way.check_segments(len)?;
-        cx.ledger.lend(len);
+        if !share.copies {
+            cx.ledger.lend(len);
+        }
         self.dispatch(id, filling.finish()?, way, cx)?;
         call.share = Some(share);
         Ok(len)
@@ -206,7 +214,8 @@ impl Sockets {
         while left > 0 {
             let piece = share.lend(left, lend).ok_or(Error::NoBuffers)?;
             left -= piece.len();
-            if let Err(piece) = pending.filling.push_lent(piece, WAITING_RANGES_MAX) {
+            let ranges_max = if share.copies { 0 } else { WAITING_RANGES_MAX };
+            if let Err(piece) = pending.filling.push_lent(piece, ranges_max) {
                 piece.mark_copied();
                 pending.filling.gather_piece(piece, cx)?;
             }

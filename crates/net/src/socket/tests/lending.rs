@@ -1,7 +1,7 @@
 //! Sends without a copy: numbers, shared notices, limits, and ends of connections.
 
 use super::bench::*;
-use crate::socket::lending::GROUPS_PER_PART;
+use crate::socket::shares::GROUPS_PER_PART;
 use crate::socket::{
     Borrower, Error, Family, LentCall, LentLimits, Linger, NOTICE_CHARGE, Notice, Options,
     Readiness, SendFlags, SendTo, SocketId,
@@ -319,12 +319,50 @@ fn the_table_of_groups_grows() {
         }
     }
     assert!(held.len() > GROUPS_PER_PART && loans.out_count() == held.len());
+    assert_eq!(l.b.hosts[CLIENT].lent_stats(l.b.now).groups, held.len());
     held.clear();
     l.b.settle();
     for id in sockets {
         let notice = l.b.hosts[CLIENT].take_notice(id);
         assert_eq!(notice, lent(0, CALLS - 1));
     }
+}
+
+/// Goal: while as many groups lend as may, calls on streams and datagram sockets copy and complete:
+/// their memory is back at once, with a notice, and the peer gets every byte. Later calls lend
+/// again.
+#[test]
+fn calls_beyond_the_groups_copy() {
+    let mut l = Lent::new();
+    let datagrams = l.b.datagram(CLIENT, Family::V4);
+    let how = SendTo { to: Some(SocketAddr::new(v4(SERVER), 53)), ..SendTo::default() };
+    let (listener, other) = (l.b.listen(81, 1), l.b.connecting(81));
+    l.b.settle();
+    let (peer, _) = l.b.hosts[SERVER].accept(listener, l.b.now).expect("a connection");
+    l.b.hosts[CLIENT].set_lending_max(1);
+    let copied = Ok(Notice::Lent { first: 0, last: 0, copied: true });
+
+    assert_eq!((l.send(4000), l.loans.out_count()), (Ok(4000), 1));
+    assert_eq!(l.b.copied_at(Site::SocketSend), 0);
+    let first = (l.server, l.client);
+    (l.server, l.client) = (peer, other);
+    l.whole_call(3000, SendFlags::default());
+    assert_eq!((l.loans.out_count(), l.notice()), (1, copied));
+    let memory = Arc::new(vec![7; 2000]);
+    let loans = &mut l.loans;
+    let lend = |most: usize, to: Borrower| {
+        loans.lend_shared(&memory, (0, most.min(2000) as u32), to.lender, to.token)
+    };
+    let sent =
+        l.b.with(CLIENT, |host, cx| host.send_lent_datagram(datagrams, 2000, &how, lend, cx));
+    assert_eq!((sent, l.loans.out_count()), (Ok(2000), 1));
+    l.b.settle();
+    assert_eq!(l.b.hosts[CLIENT].take_notice(datagrams), copied);
+    assert_eq!((l.received(), l.b.copied_at(Site::SocketSend)), (3000, 5000));
+    (l.server, l.client) = first;
+    assert_eq!((l.received(), l.notice(), l.loans.out_count()), (4000, lent(0, 0), 0));
+    assert_eq!((l.send(1000), l.loans.out_count()), (Ok(1000), 1));
+    assert_eq!(l.b.copied_at(Site::SocketSend), 5000);
 }
 
 /// Goal: a reset returns everything at once, and the notices stay readable.

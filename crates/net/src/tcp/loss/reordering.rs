@@ -29,9 +29,10 @@ impl Reordering {
         }
     }
 
-    /// Notes duplicate ACKs that only reordering of `degree` segments explains.
+    /// Notes duplicate ACKs that only reordering of `degree` segments explains. Few of them show no
+    /// less reordering than was assumed: the threshold stays (RFC 5681 §3.2).
     pub(super) fn note_degree(&mut self, degree: u32) {
-        self.degree = degree.min(REORDERING_MAX);
+        self.degree = self.degree.max(degree.min(REORDERING_MAX));
         self.seen += 1;
     }
 
@@ -68,6 +69,8 @@ mod tests {
         seen.note(Seq(0), Seq(5500), 1000);
         seen.note(Seq(0), Seq(2000), 1000);
         assert_eq!((seen.degree(), seen.seen()), (6, 2));
+        seen.note_degree(1);
+        assert_eq!((seen.degree(), seen.seen()), (6, 3));
         seen.note_degree(1 << 20);
         assert_eq!(seen.degree(), REORDERING_MAX);
         seen.lower(3);

@@ -23,7 +23,7 @@ mod completions;
 mod files;
 mod log;
 mod polled;
-mod readiness;
+pub(crate) mod readiness;
 mod request;
 mod talk;
 

@@ -28,6 +28,10 @@ impl EventQueue {
     /// [`Completion::Buffer`]. To write memory that cannot be filled, such as an `Arc<[u8]>`, use
     /// [`EventQueue::write_at`].
     ///
+    /// If the program opened the file with `O_DIRECT`, the disk itself reads and writes the buffer.
+    /// Address, length and offset must then have the alignment that the disk demands, usually 512
+    /// or 4096 bytes; a [`Part`](crate::host::Part) is an aligned range of a larger buffer.
+    ///
     /// [`Completion::Bytes`]: crate::events::Completion::Bytes
     /// [`Completion::Buffer`]: crate::events::Completion::Buffer
     ///

@@ -9,7 +9,7 @@ use crate::events::Token;
 use crate::host::files::file_cache::Load;
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use towpath_io::events::{BackEnd, Buffer, Job, Operation, Outcome, Parts, THREADS_MAX};
+use towpath_io::events::{BackEnd, Job, Outcome, Parts, THREADS_MAX};
 
 /// First back-end slot for accesses; the slot before it is for file changes.
 pub(in crate::events) const LOADS_SLOT: u32 = 1;
@@ -36,7 +36,7 @@ enum Access {
         token: Token,
         device: u64,
         /// `None` once it is started.
-        operation: Option<Operation>,
+        job: Option<Job>,
     },
 }
 
@@ -45,15 +45,11 @@ impl Loads {
     pub(in crate::events) fn begin(
         &mut self,
         token: Token,
-        (loads, own): (Vec<Load>, Option<(u64, Operation)>),
+        (loads, own): (Vec<Load>, Option<(u64, Job)>),
         back: &mut BackEnd,
     ) {
         let loads = loads.into_iter().map(Access::Load);
-        let own = own.map(|(device, operation)| Access::Own {
-            token,
-            device,
-            operation: Some(operation),
-        });
+        let own = own.map(|(device, job)| Access::Own { token, device, job: Some(job) });
         let before = self.waiting.len();
         self.waiting.extend(loads.chain(own));
         if self.waiting.len() > before {
@@ -83,8 +79,8 @@ impl Loads {
         let is_its =
             |access: &Access| matches!(access, Access::Own { token, .. } if *token == stopped);
         if let Some(at) = self.waiting.iter().position(is_its) {
-            if let Some(Access::Own { operation: Some(operation), .. }) = self.waiting.remove(at) {
-                self.accessed.push((stopped, not_done(Errno::CANCELED, operation)));
+            if let Some(Access::Own { job: Some(job), .. }) = self.waiting.remove(at) {
+                self.accessed.push((stopped, not_done(Errno::CANCELED, job)));
             }
         } else if let Some(slot) =
             self.running.iter().position(|at| at.as_ref().is_some_and(is_its))
@@ -122,10 +118,9 @@ impl Loads {
             match (back.submit(LOADS_SLOT + slot as u32, job), access) {
                 (Ok(()), access) => running[slot] = Some(access),
                 (Err((errno, _)), Access::Load(load)) => load.fail(errno),
-                (Err((errno, Job::File(operation))), Access::Own { token, .. }) => {
-                    accessed.push((token, not_done(errno, operation)));
+                (Err((errno, job)), Access::Own { token, .. }) => {
+                    accessed.push((token, not_done(errno, job)));
                 }
-                (Err(_), Access::Own { .. }) => unreachable!("it is what was begun"),
             }
         }
     }
@@ -150,14 +145,16 @@ impl Access {
     fn job(&mut self) -> Option<Job> {
         match self {
             Self::Load(load) => load.job(),
-            Self::Own { operation, .. } => {
-                operation.take().map(|operation| Job::File(operation.map(Buffer::from)))
-            }
+            Self::Own { job, .. } => job.take(),
         }
     }
 }
 
-/// The result of an operation that was not started.
-fn not_done(why: Errno, operation: Operation<impl Into<Buffer>>) -> Outcome {
-    Outcome { bytes: 0, failure: Some(why), parts: Parts::Buffer(operation.buffer.into()) }
+/// The result of a job that was not started.
+fn not_done(why: Errno, job: Job) -> Outcome {
+    let parts = match job {
+        Job::File(operation) => Parts::Buffer(operation.buffer),
+        _ => Parts::None,
+    };
+    Outcome { bytes: 0, failure: Some(why), parts }
 }

@@ -102,6 +102,11 @@ impl View {
         Self { file: file.clone(), version, is_settled, direct: OnceLock::new() }
     }
 
+    /// True if its blocks are shared.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
     /// Returns the file opened for direct I/O, if nothing of the block at `at` is in the page
     /// cache.
     fn cold(&self, at: u64) -> Option<Arc<File>> {

@@ -70,6 +70,12 @@ impl FileSource {
         Ok(source)
     }
 
+    /// Returns true if sends of the file share its blocks: its status is known, and it has not
+    /// changed within the last two seconds.
+    pub fn is_shared(&self) -> bool {
+        self.view.as_ref().is_some_and(View::is_settled)
+    }
+
     /// Starts to read the file's status.
     fn look(&mut self) -> io::Result<()> {
         match self.cache.look(&self.file)? {

@@ -35,8 +35,6 @@ pub(in crate::host) struct Account {
     pub(in crate::host) levels: Levels,
     /// `None` for sends that are never recalled.
     socket: Option<(Weak<dyn Recall>, SocketId)>,
-    /// A further lender to notify of each loan's end, known from the first loan on.
-    group: OnceLock<Arc<dyn Lender>>,
 }
 
 impl Account {
@@ -44,7 +42,7 @@ impl Account {
         levels: Levels,
         socket: Option<(Weak<dyn Recall>, SocketId)>,
     ) -> Self {
-        Self { levels, socket, group: OnceLock::new() }
+        Self { levels, socket }
     }
 }
 
@@ -55,6 +53,9 @@ pub(in crate::host) struct Ticket {
     waiters: Mutex<Waiters>,
     account: Arc<Account>,
     charge: usize,
+    /// A further lender to notify of each loan's end, known from the first loan on. Calls of one
+    /// socket may have different ones.
+    group: OnceLock<Arc<dyn Lender>>,
     /// Number of the call among the lending calls of its socket, once it has one.
     number: AtomicU64,
     /// Observer of the send's result; boxed, because every send has a ticket but few are watched.
@@ -69,6 +70,7 @@ impl Ticket {
             waiters: Mutex::default(),
             account,
             charge,
+            group: OnceLock::new(),
             number: AtomicU64::new(NO_NUMBER),
             watch: OnceLock::new(),
         });
@@ -119,7 +121,7 @@ impl Ticket {
     /// Adds a share for a loan. `group` is also notified of the loan's end, by its token.
     pub(in crate::host) fn share(&self, group: Option<Arc<dyn Lender>>) {
         if let Some(group) = group {
-            self.account.group.get_or_init(|| group);
+            self.group.get_or_init(|| group);
         }
         // Relaxed: a share is made from an existing share, and publishes nothing.
         self.word.fetch_add(1, Ordering::Relaxed);
@@ -201,9 +203,45 @@ impl Drop for Share {
 
 impl Lender for Ticket {
     fn returned(&self, token: u64, copied: bool) {
-        if let Some(group) = self.account.group.get().filter(|_| token != Self::ALONE) {
+        if let Some(group) = self.group.get().filter(|_| token != Self::ALONE) {
             group.returned(token, copied);
         }
         self.end(copied);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::lending::budget::Budget;
+
+    /// Counts the loans that end.
+    #[derive(Default)]
+    struct Group(AtomicU32);
+
+    impl Lender for Group {
+        fn returned(&self, _: u64, _: bool) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Goal: the loans of each send end at the group of their own call, also if another send of the
+    /// socket has another group.
+    #[test]
+    fn each_send_has_its_own_group() {
+        let budget = || Budget::new(usize::MAX);
+        let levels = Levels { socket: budget(), group: None, all: budget().into() };
+        let account = Arc::new(Account::new(levels, None));
+        let groups = [(); 2].map(|()| Arc::new(Group::default()));
+        for (sends, group) in (1..).zip(&groups) {
+            assert!(account.levels.take(1).is_ok());
+            let (ticket, share) = Ticket::begin(account.clone(), 1);
+            ticket.share(Some(group.clone()));
+            Lender::returned(&*share.lender(), 0, false);
+            drop(share);
+            assert_eq!(ticket.returned(), Some(false));
+            let ended = groups.iter().map(|group| group.0.load(Ordering::Relaxed)).sum::<u32>();
+            assert_eq!((group.0.load(Ordering::Relaxed), ended), (1, sends));
+        }
     }
 }

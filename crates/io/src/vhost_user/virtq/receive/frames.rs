@@ -8,6 +8,7 @@
 use super::super::Segment;
 use super::super::chain::Cursor;
 use crate::vhost_user::memory::GuestMemory;
+use crate::vhost_user::shared::Stretch;
 use towpath_packet::packet::HEADER_BYTES;
 use towpath_packet::segmentation::Part;
 use towpath_packet::{Burst, Memory, Packet, Piece, Pins, VirtioHeader};
@@ -29,9 +30,15 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// True for a whole packet, and for the first remaining part of one.
+    #[inline]
+    pub(super) fn is_first(&self) -> bool {
+        self.part.is_none_or(|(_, is_first)| is_first)
+    }
+
     /// Bytes of payload in the packet's pieces.
     #[inline]
-    fn payload_len(&self) -> usize {
+    pub(super) fn payload_len(&self) -> usize {
         self.part.map_or_else(|| self.packet.payload_len(), |(part, _)| part.len)
     }
 
@@ -203,21 +210,13 @@ pub(super) fn copy<'a>(
     needed: usize,
     (memory, segments): (&GuestMemory, &[Segment]),
 ) {
-    let mut at = first[0].len() + first[1].len();
+    let mut at;
     // Most drivers use buffers in one region, which need one look-up.
     if let &[segment, ..] = segments
         && segment.bytes as usize >= needed
         && let Some(stretch) = memory.locate_whole(segment.address, needed)
     {
-        stretch.write(first[0]);
-        // A packet that was not peeked has no headers, and an empty copy would cost time.
-        if !first[1].is_empty() {
-            stretch.tail(first[0].len()).write(first[1]);
-        }
-        place.walk(frame.packet, frame.payload_len(), |piece, from, len| {
-            stretch.tail(at).write_piece(pins, piece, from, len);
-            at += len;
-        });
+        at = copy_whole(pins, (frame, place), first, stretch);
         memory.mark(segment.address, needed);
     } else {
         let mut cursor = Cursor::new(memory, segments);
@@ -227,6 +226,31 @@ pub(super) fn copy<'a>(
         });
     }
     assert_eq!(at, needed, "the chains have room for the packet");
+}
+
+/// Copies a frame into one buffer: `first`, and then the payload from `place` on. Returns its
+/// length.
+///
+/// # Panics
+/// If the buffer is shorter.
+#[inline]
+pub(super) fn copy_whole<'a>(
+    pins: &mut Pins<'a>,
+    (frame, place): (&Frame<'a>, &mut Place),
+    first: [&[u8]; 2],
+    buffer: Stretch<'_>,
+) -> usize {
+    buffer.write(first[0]);
+    // A packet that was not peeked has no headers, and an empty copy would cost time.
+    if !first[1].is_empty() {
+        buffer.tail(first[0].len()).write(first[1]);
+    }
+    let mut at = first[0].len() + first[1].len();
+    place.walk(frame.packet, frame.payload_len(), |piece, from, len| {
+        buffer.tail(at).write_piece(pins, piece, from, len);
+        at += len;
+    });
+    at
 }
 
 /// Number of heads: more than are made ahead.

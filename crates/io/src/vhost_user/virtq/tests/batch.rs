@@ -266,6 +266,65 @@ fn all_small_packed_rings_are_read_as_specified() {
     }
 }
 
+/// Goal: chains that several batches pass, also across the end of a packed ring, are written in
+/// their places, and become visible together: the first one is the last to be written. Method: each
+/// size up to five, each position, and each number of chains in the first batch and in the second.
+#[test]
+fn batches_across_the_wrap_become_visible_together() {
+    let ram = ram();
+    let memory = ram.map().expect("mapped twice");
+    let rest_at = |at: u16| {
+        let mut bytes = [0; 8];
+        ram.memory().read(BASE + 16 * u64::from(at) + 8, &mut bytes).expect("in memory");
+        u64::from_le_bytes(bytes)
+    };
+    for (size, next) in (1..=5u16).flat_map(|size| (0..2 * size).map(move |next| (size, next))) {
+        let config = queue(&ram, size, feature::PACKED).config();
+        let base = u32::from(next % size) | u32::from(is_first_round(next, size)) << 15;
+        for (first, second) in
+            (0..=size).flat_map(|first| (0..=size - first).map(move |second| (first, second)))
+        {
+            let context = format!("size {size}, {first} and {second} from {next}");
+            for step in 0..size {
+                let at = next + step;
+                let state = if is_first_round(at, size) { AVAIL } else { USED };
+                let buffer = (BUFFERS + 64 * u64::from(step), 8, WRITE | state, 40 + step);
+                put_packed(&ram, (at % size).into(), buffer);
+            }
+            let before = rest_at(next % size);
+            let config = QueueConfig { base, inflight: None, call: None, ..config };
+            let mut device = Queue::start(config, &memory).expect(&context);
+            let (ring, guest) = device.batches().expect("not broken");
+            let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
+            let mut passed = 0;
+            for count in [first, second] {
+                ring.read(&mut lookup, &mut batch, Kind::Write, count.into());
+                let ids = batch.chains().iter().map(|chain| chain.id);
+                assert!(ids.eq((40 + passed)..(40 + passed + count)), "{context}");
+                for (chain, step) in batch.chains_mut().iter_mut().zip(passed..) {
+                    chain.written = 100 + u32::from(step);
+                }
+                ring.pass(&batch, count.into());
+                passed += count;
+            }
+            assert_eq!(rest_at(next % size), before, "{context}: it is not published yet");
+            device.publish();
+            for step in 0..size {
+                let is_first = is_first_round(next + step, size);
+                let (bytes, state) = match (step < passed, is_first) {
+                    (true, true) => (100 + u64::from(step), AVAIL | USED),
+                    (true, false) => (100 + u64::from(step), 0),
+                    (false, true) => (8, AVAIL),
+                    (false, false) => (8, USED),
+                };
+                let (id, flags) = (u64::from(40 + step), u64::from(WRITE | state));
+                let expected = bytes | id << 32 | flags << 48;
+                assert_eq!(rest_at((next + step) % size), expected, "{context}, chain {step}");
+            }
+        }
+    }
+}
+
 /// True if a position, counted over all rounds, is in one in which the wrap counter is set.
 fn is_first_round(position: u16, size: u16) -> bool {
     (position / size).is_multiple_of(2)

@@ -38,6 +38,20 @@ fn what_is_no_duplicate() {
     t.expect(". 10001 ack 31").quiet();
 }
 
+/// RFC 5681 §3.2: a duplicate ACK that nothing in flight explains, such as the answer to a
+/// zero-window probe that crosses the window update, does not lower the threshold of three.
+#[test]
+fn a_stray_duplicate_keeps_the_threshold() {
+    let mut t = Script::plain();
+    t.write(1000).expect("P. 1:1001").recv(". 1 ack 1001 win 0");
+    t.write(1000).next_timer().expect(". 1000 ack 1");
+    t.recv(". 1 ack 1001 win 60000").expect("P. 1001:2001");
+    t.recv(". 1 ack 1001 win 60000").quiet().recv(". 1 ack 2001 win 60000").quiet();
+    t.write(10_000).expect(". 2001:12001").quiet();
+    t.recv(". 1 ack 2001 win 60000").recv(". 1 ack 2001 win 60000").quiet();
+    t.recv(". 1 ack 2001 win 60000").expect(". 2001:3001").quiet();
+}
+
 /// RFC 6582 §3.2 step 3: each partial ACK retransmits the next hole, without a timeout.
 #[test]
 fn newreno_partial_acks() {

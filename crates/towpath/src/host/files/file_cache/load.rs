@@ -1,14 +1,17 @@
 //! Loads: each reads a block once into memory reserved for it, or reads the status of a file.
 //!
 //! The back end of a queue carries out a load: [`Load::job`] returns what to do, and
-//! [`Load::finish`] or [`Load::fail`] pass the result to all waiters.
+//! [`Load::finish`] or [`Load::fail`] pass the result to all waiters. [`Load::carry_out`] does all
+//! of that on the caller's thread.
 
 use super::look::Asking;
 use super::{Block, Bytes, Failure, FileCache, Place, View};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
-use towpath_io::events::{Action, BlockRead, Buffer as JobBuffer, Job, Operation, Parts};
+use towpath_io::events::{
+    Action, BlockRead, Buffer as JobBuffer, Job, Operation, Outcome, Parts, carry_out,
+};
 use towpath_io::large_pages::LargeBlock;
 use towpath_packet::{Ledger, Site};
 
@@ -63,6 +66,19 @@ impl Load {
         match &mut self.what {
             What::Block(reading) => reading.job(),
             What::Look(asking) => asking.job(),
+        }
+    }
+
+    /// Carries the load out on this thread, which may block for as long as the disk takes, and
+    /// passes the result to all waiters.
+    pub fn carry_out(mut self) {
+        let Some(job) = self.job() else { return };
+        match carry_out(job) {
+            Ok(Outcome { bytes, failure, parts }) => match failure.filter(|_| bytes == 0) {
+                None => self.finish(bytes as usize, parts),
+                Some(why) => self.fail(why),
+            },
+            Err(why) => self.fail(why),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::host::{TcpStream, would_block};
 use std::io;
 use std::task::{Context, Poll};
 use towpath_net::socket::ReadMost;
-use towpath_packet::ReceivedPiece;
+use towpath_packet::{Ledger, ReceivedPiece};
 
 /// Most pieces that one call returns.
 const RECEIVED_PIECES_MAX: usize = 64;
@@ -66,6 +66,11 @@ impl TcpStream {
         into: &mut Vec<ReceivedPiece>,
     ) -> Poll<io::Result<usize>> {
         self.poll_receive_lent(cx, Crowded::Waits, max, into)
+    }
+
+    /// Returns the counts of copies of the host.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        self.inner.host.ledger()
     }
 
     /// Sends the start of a received piece on, without a copy, and returns the number of bytes. The

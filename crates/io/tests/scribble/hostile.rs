@@ -1,52 +1,36 @@
-//! A hostile front end that writes anything into all memory that it shares, at any time, beside a
-//! well-behaved one. The hostile one must harm only itself.
+//! The hostile side: a front end that writes anything into all memory that it shares, at any time.
 //!
-//! One thread serves two ports, as a switch does. The hostile guest's packets go to itself and to
-//! its neighbour. The neighbour's packets come back to the neighbour, which checks each byte. The
-//! hostile side is one thread. Most of what it writes in each step is what a driver could have
-//! written, so that it gets past the first checks; the rest is random. It writes to rings, tables,
-//! buffers, the in-flight region and the dirty log, stops and starts its rings, truncates its
-//! memory file and connects again.
+//! Most of what it writes in each step is what a driver could have written, so that it gets past
+//! the first checks; the rest is random. It writes to rings, tables, buffers, the in-flight region
+//! and the dirty log, stops and starts its rings, truncates its memory file and connects again.
 //!
-//! `TOWPATH_SCRIBBLE_SECONDS` sets the duration, `TOWPATH_SEED` the seed. `cargo xtask scribble`
-//! runs the test with the address sanitizer.
-#![expect(clippy::disallowed_methods, reason = "the test watches the clock")]
+//! Tests of a network use it, too: there a packet needs a link-layer header to go anywhere.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam, RECEIVE, TRANSMIT};
+use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::session::{feature, protocol};
 use towpath_io::vhost_user::shared::Mapping;
 use towpath_io::vhost_user::virtq::{Segment, feature as ring_feature, inflight::region_bytes};
-use towpath_io::vhost_user::{Offer, VhostUser, sigbus};
-use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig, time};
 
-/// Duration of the ordinary run.
-const SECONDS: u64 = 4;
-/// Longest time that the neighbour waits for a packet of its own.
-const PATIENCE: Duration = Duration::from_secs(20);
-const BASE: u64 = 0x10_0000;
-const REGION: u64 = 0x8_0000;
-const BUFFERS: u64 = BASE + 0x4_0000;
-const SIZE: u16 = 16;
-/// Bytes of the neighbour's buffers.
-const BUFFER: u64 = 0x1000;
-const HEADER: usize = 12;
-/// The start of each packet of the neighbour, by which it recognises them.
-const MARK: &[u8; 14] = b"the neighbour!";
+pub(crate) const BASE: u64 = 0x10_0000;
+pub(crate) const REGION: u64 = 0x8_0000;
+pub(crate) const BUFFERS: u64 = BASE + 0x4_0000;
+pub(crate) const SIZE: u16 = 16;
+/// Bytes of all buffers.
+pub(crate) const BUFFERS_BYTES: u64 = 0x2_0000;
 const LOG_BYTES: u64 = (BASE + 2 * REGION) / 4096 / 8;
 
 /// Pseudo-random numbers from a seed: splitmix64.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -58,7 +42,7 @@ impl Random {
     }
 
     /// A number below `bound`.
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
@@ -68,172 +52,8 @@ impl Random {
     }
 }
 
-/// Counters of the hostile side.
-#[derive(Debug)]
-struct Served {
-    sessions: u64,
-    broken: u64,
-    sent: u64,
-    lent: u64,
-    received: u64,
-}
-
-/// Goal: whatever a front end and its guest write to shared memory, and whenever they do, their
-/// neighbour's packets come back unchanged, and no session ends but their own.
-#[test]
-fn whoever_scribbles_harms_itself_only() {
-    let seconds = std::env::var("TOWPATH_SCRIBBLE_SECONDS").ok();
-    let seconds = seconds.map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
-    let seed = std::env::var("TOWPATH_SEED").ok();
-    let seed = seed.map_or(Some(1), |text| match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok(),
-        None => text.parse().ok(),
-    });
-    let seed = seed.expect("a number");
-    println!("TOWPATH_SEED={seed}");
-    sigbus::guard().expect("SIGBUS can be handled");
-    let folder = std::env::temp_dir().join(format!("towpath-scribble-{}", std::process::id()));
-    std::fs::create_dir(&folder).expect("a folder");
-    let paths = ["hostile", "neighbour"].map(|name| folder.join(name));
-    let listen = |path: &PathBuf| VhostUser::listen(path, Offer::default());
-    let devices = [0, 1].map(|index| listen(&paths[index]).expect("a device"));
-    let is_over = AtomicBool::new(false);
-    let end = Instant::now() + Duration::from_secs(seconds);
-    let (served, exchanged) = std::thread::scope(|scope| {
-        let served = scope.spawn(|| serve(devices, &is_over));
-        let hostile = scope.spawn(|| {
-            let mut random = Random(seed);
-            while Instant::now() < end {
-                Hostile::connect(&paths[0], &mut random).run(&mut random, end);
-            }
-        });
-        let exchanged = scope.spawn(|| exchange(&paths[1], end)).join();
-        let hostile = hostile.join();
-        is_over.store(true, Ordering::Relaxed);
-        hostile.expect("the hostile side does not panic");
-        (served.join().expect("both ports run"), exchanged.expect("the neighbour runs"))
-    });
-    std::fs::remove_dir_all(&folder).expect("the folder is there");
-    println!("{served:?}, and the neighbour got {exchanged} packets back");
-    // The number of packets depends on the machine, so only its sign is checked.
-    assert!(exchanged > 0 && served.sessions > 1, "{exchanged} packets, {served:?}");
-    let Served { broken, sent, lent, received, .. } = served;
-    assert!([broken, sent, lent, received].iter().all(|&count| count > 0), "{served:?}");
-}
-
-/// Serves both ports in turn.
-fn serve(devices: [VhostUser; 2], is_over: &AtomicBool) -> Served {
-    let [mut hostile, mut neighbour] = devices;
-    let config = MemoryConfig { packets: 512, small_frames: 512, large_frames: 64 };
-    let (mut memory, ledger) = (Memory::new(config), Ledger::new());
-    let (mut received, mut noise) = (Burst::new(), Burst::new());
-    let (mut back, mut own) = (Burst::new(), Burst::new());
-    let (start, mut rounds) = (Instant::now(), 0_u64);
-    while !is_over.load(Ordering::Relaxed) {
-        rounds += 1;
-        let now = time::Instant::START + start.elapsed();
-        let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
-        for device in [&mut hostile, &mut neighbour] {
-            device.turn(true, cx).expect("a front end causes no error");
-        }
-        hostile.receive(&mut received, cx).expect("no error");
-        while let Some(mut packet) = received.pop() {
-            if rounds % 2 == 0 {
-                packet.peek_headers();
-            }
-            let to = if (rounds / 2) % 2 == 0 { &mut back } else { &mut noise };
-            // Packets that do not fit are lost.
-            drop(to.push(packet));
-        }
-        hostile.transmit(&mut back, cx).expect("no error");
-        back.clear();
-        // The neighbour's own packets are not lost: waiting ones are sent before all others.
-        if own.is_empty() {
-            neighbour.receive(&mut own, cx).expect("no error");
-        }
-        neighbour.transmit(&mut own, cx).expect("no error");
-        if own.is_empty() {
-            neighbour.transmit(&mut noise, cx).expect("no error");
-        }
-        // Kept for some rounds, so that memory is lent while the hostile side writes to it.
-        if rounds % 16 == 0 {
-            noise.clear();
-        }
-        while hostile.take_event().or_else(|| neighbour.take_event()).is_some() {}
-    }
-    let (traffic, counters) = (hostile.traffic(), hostile.counters());
-    assert_eq!(neighbour.counters().sessions, 1, "the neighbour stayed");
-    Served {
-        sessions: counters.sessions,
-        broken: counters.broken,
-        sent: traffic.sent.packets,
-        lent: traffic.sent.lent,
-        received: traffic.received.packets,
-    }
-}
-
-/// The neighbour: sends packets and checks that they come back unchanged. Returns their number.
-fn exchange(path: &Path, end: Instant) -> u64 {
-    let ram = GuestRam::new(BASE, &[REGION]).expect("memory");
-    let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, 0).expect("it fits");
-    let (mut receive, mut transmit) = (queue(0), queue(0x2_0000));
-    let front_end = FrontEnd::connect(path, &ram, 0, [&receive, &transmit]).expect("a device");
-    let place = |token: u64| BUFFERS + BUFFER * token;
-    for token in 0..SIZE.into() {
-        let buffer = Segment { address: place(token), bytes: BUFFER as u32 };
-        assert!(receive.add(&[], &[buffer], token));
-    }
-    receive.publish();
-    front_end.kick(RECEIVE);
-    let mut number = 0;
-    while Instant::now() < end {
-        let frame = frame(number);
-        let address = place(SIZE.into());
-        ram.memory().write(address, &[0; HEADER]).expect("in memory");
-        ram.memory().write(address + HEADER as u64, &frame).expect("in memory");
-        let bytes = (HEADER + frame.len()) as u32;
-        assert!(transmit.add(&[Segment { address, bytes }], &[], number));
-        transmit.publish();
-        front_end.kick(TRANSMIT);
-        let deadline = Instant::now() + PATIENCE;
-        let mut is_back = false;
-        while !is_back {
-            assert!(Instant::now() < deadline, "packet {number} comes back");
-            let Some((token, written)) = receive.used() else {
-                std::thread::yield_now();
-                continue;
-            };
-            let mut bytes = vec![0; written as usize];
-            ram.memory().read(place(token), &mut bytes).expect("in memory");
-            if bytes[HEADER..].starts_with(MARK) {
-                assert!(bytes[HEADER..] == frame, "packet {number} is unchanged");
-                is_back = true;
-            }
-            let buffer = Segment { address: place(token), bytes: BUFFER as u32 };
-            assert!(receive.add(&[], &[buffer], token));
-            receive.publish();
-            front_end.kick(RECEIVE);
-        }
-        // The buffer is used again for the next packet.
-        while transmit.used().is_none() {
-            assert!(Instant::now() < deadline, "packet {number} is used");
-            std::thread::yield_now();
-        }
-        number += 1;
-    }
-    number
-}
-
-/// A packet of the neighbour, of a length that is either copied or lent.
-fn frame(number: u64) -> Vec<u8> {
-    let bytes = 60 + (number * 97 % 1400) as usize;
-    let mut frame: Vec<u8> = (0..bytes).map(|at| (number as usize * 31 + at * 7) as u8).collect();
-    frame[..MARK.len()].copy_from_slice(MARK);
-    frame
-}
-
 /// One session of the hostile front end.
-struct Hostile {
+pub(crate) struct Hostile {
     socket: UnixStream,
     file: OwnedFd,
     ram: GuestRam,
@@ -246,10 +66,14 @@ struct Hostile {
     /// Position of the next descriptor of each packed ring, and its wrap counter.
     next: [(u16, bool); 2],
     events: [OwnedFd; 3],
+    /// Buffers begin at multiples of this.
+    step: u64,
 }
 
 impl Hostile {
-    fn connect(path: &Path, random: &mut Random) -> Self {
+    /// Connects. The buffers begin with copies of `content`, which may be empty, one after the
+    /// other, and buffers that it offers begin where copies do.
+    pub(crate) fn connect(path: &Path, random: &mut Random, content: &[u8]) -> Self {
         let pick = |random: &mut Random, bit| if random.one_in(2) { bit } else { 0 };
         let features = [
             ring_feature::PACKED,
@@ -268,6 +92,9 @@ impl Hostile {
         let file = memory(0);
         let ram = file.try_clone().expect("a descriptor");
         let ram = GuestRam::in_file(ram, BASE, &[REGION, REGION]).expect("memory");
+        let step = content.len().max(1) as u64;
+        let copies = content.repeat((BUFFERS_BYTES / step) as usize);
+        ram.memory().write(BUFFERS, &copies).expect("in memory");
         let queue = |at| DriverQueue::new(&ram, BASE + at, SIZE, features).expect("it fits");
         let queues = [queue(0), queue(0x2_0000)];
         let bytes = 2 * region_bytes(features & ring_feature::PACKED != 0, SIZE) as u64;
@@ -279,7 +106,7 @@ impl Hostile {
         socket.set_nonblocking(true).expect("a socket");
         let next = [(0, true); 2];
         let mut hostile =
-            Self { socket, file, ram, queues, features, inflight, areas, next, events };
+            Self { socket, file, ram, queues, features, inflight, areas, next, events, step };
         hostile.introduce(&log, random);
         hostile
     }
@@ -337,9 +164,11 @@ impl Hostile {
         self.next[ring] = (base as u16 & 0x7fff & (SIZE - 1), base & 0x8000 != 0);
     }
 
-    /// Scribbles until the session ends, or for a random number of steps.
-    fn run(mut self, random: &mut Random, end: Instant) {
-        for _ in 0..200 + random.below(600) {
+    /// Scribbles until the session ends, until `is_over`, or for a random number of steps. Returns
+    /// the number of steps.
+    pub(crate) fn run(mut self, random: &mut Random, is_over: impl Fn() -> bool) -> u64 {
+        let steps = 200 + random.below(600);
+        for step in 1..=steps {
             (0..12).for_each(|_| self.scribble(random));
             // Gives the device time to process what was offered.
             std::thread::sleep(Duration::from_micros(20));
@@ -349,14 +178,15 @@ impl Hostile {
                 self.tell(11, &[ring as u64], &[]);
                 self.start(ring, random);
             }
-            if self.is_gone() || Instant::now() >= end {
-                return;
+            if self.is_gone() || is_over() {
+                return step;
             }
         }
         if random.one_in(3) {
             ftruncate(&self.file, random.below(3) * REGION / 2).expect("it is not sealed");
             (0..200).for_each(|_| self.scribble(random));
         }
+        steps
     }
 
     /// Makes one random write.
@@ -369,7 +199,7 @@ impl Hostile {
             0..6 => self.offer_split(ring, random),
             6 | 7 => {
                 // A frame after a virtio-net header that is zero or random.
-                let address = BUFFERS + random.below(0x2_0000);
+                let address = BUFFERS + random.below(BUFFERS_BYTES);
                 let kind = [0, random.next()][random.below(2) as usize];
                 self.write(address, &[kind, random.next(), random.next()]);
             }
@@ -437,7 +267,7 @@ impl Hostile {
             // Across the end of a region.
             1 => BASE + REGION - random.below(0x1000),
             2 => BASE + 2 * REGION - random.below(0x1000),
-            _ => BUFFERS + random.below(0x2_0000),
+            _ => BUFFERS + random.below(BUFFERS_BYTES / self.step) * self.step,
         };
         // Most have usual lengths.
         let bytes = match random.below(200) {

@@ -1,0 +1,91 @@
+//! What carries out the policy for flows to the outside, from options.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use towpath_gateway::control::egress;
+use towpath_gateway::egress::audit::{Audit, FILE_BYTES_DEFAULT};
+use towpath_gateway::egress::enforcer::Enforcer;
+use towpath_gateway::egress::policy::Policy;
+use towpath_gateway::egress::rule::Action;
+
+use crate::config::args::EgressArguments;
+use crate::config::policy_file;
+
+/// Returns what carries out the policy of the options, or else `of_file`; `None` if there is none.
+///
+/// # Errors
+/// An option or the file is not valid, or the audit cannot be written: nothing may start then.
+pub(crate) fn enforcer(
+    arguments: &EgressArguments,
+    of_file: Option<Policy>,
+) -> anyhow::Result<Option<Arc<Enforcer>>> {
+    if let Some(path) = &arguments.learn {
+        let audit = arguments.audit.as_deref().map(audit).transpose()?;
+        let opened = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+        let file = opened.with_context(|| format!("cannot open {} for writing", path.display()))?;
+        return Ok(Some(Arc::new(Enforcer::learning(file, audit)?)));
+    }
+    let Some(policy) = policy(arguments, of_file)? else {
+        if arguments.audit.is_some() {
+            bail!("option --audit: there is no policy; give --allow, --egress or --learn as well");
+        }
+        return Ok(None);
+    };
+    let audit = arguments.audit.as_deref().map(audit).transpose()?;
+    Ok(Some(Arc::new(Enforcer::new(policy, audit))))
+}
+
+fn policy(arguments: &EgressArguments, of_file: Option<Policy>) -> anyhow::Result<Option<Policy>> {
+    let EgressArguments { allow, deny, egress, .. } = arguments;
+    if let Some(path) = egress {
+        return policy_file::read(path).map(Some);
+    }
+    if allow.is_empty() && deny.is_empty() {
+        return Ok(of_file);
+    }
+    let rules = |option: &'static str, action, texts: &[String]| {
+        let rule = move |(text, number): (&String, usize)| {
+            let rule = egress::short_rule(action, text, format!("{option}-{number}"));
+            rule.map_err(|error| anyhow!("option --{option} '{text}': {error}"))
+        };
+        texts.iter().zip(1..).map(rule).collect::<Vec<_>>()
+    };
+    let mut all = rules("deny", Action::Deny, deny);
+    all.extend(rules("allow", Action::Allow, allow));
+    let all = all.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    let default = if allow.is_empty() { Action::Allow } else { Action::Deny };
+    Ok(Some(Policy::new(all, default, true)?))
+}
+
+/// Opens the audit; a new file is readable only by its user.
+fn audit(path: &Path) -> anyhow::Result<Audit> {
+    let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    let opened = opened.with_context(|| format!("cannot open {} for writing", path.display()))?;
+    Ok(Audit::new(opened, FILE_BYTES_DEFAULT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_rules() {
+        let arguments = EgressArguments {
+            allow: vec!["a.example:443".to_owned(), "*.b.example".to_owned()],
+            deny: vec!["x.b.example".to_owned()],
+            ..EgressArguments::default()
+        };
+        let policy = policy(&arguments, None).unwrap().unwrap();
+        let ids: Vec<_> = policy.rules().iter().map(|rule| rule.id.as_str()).collect();
+        assert_eq!(ids, ["deny-1", "allow-1", "allow-2"]);
+        let wrong = EgressArguments { allow: vec!["a b".to_owned()], ..Default::default() };
+        let error = super::policy(&wrong, None).unwrap_err().to_string();
+        assert!(error.starts_with("option --allow 'a b': 'a b': each part"), "{error}");
+        let audit = EgressArguments { audit: Some("/nowhere/x".into()), ..Default::default() };
+        assert!(enforcer(&audit, None).unwrap_err().to_string().contains("there is no policy"));
+    }
+}

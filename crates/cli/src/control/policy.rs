@@ -1,0 +1,196 @@
+//! `towpath policy`, and the answer to a request for another policy.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use towpath_gateway::control::egress as parser;
+use towpath_gateway::control::fields::Fields;
+use towpath_gateway::control::http::Response;
+use towpath_gateway::egress::enforcer::Enforcer;
+use towpath_gateway::egress::name::Name;
+use towpath_gateway::egress::policy::{Policy, Verdict};
+use towpath_gateway::egress::rule::{Action, Check, Destination, FlowTo, Rule};
+
+use crate::config::args::{PolicyAction, PolicyArguments};
+use crate::config::{imported, policy_file};
+use crate::control::{ask, instances};
+use crate::exit::{Ending, Failure};
+use crate::messages::Messages;
+
+/// Path of requests for another policy.
+pub(crate) const EGRESS: &str = "/v1/egress";
+/// The file is no policy, or denies a flow.
+const NO: u8 = 1;
+
+/// Checks, explains or replaces a policy.
+pub(crate) fn policy(arguments: &PolicyArguments) -> Result<Ending, Failure> {
+    match &arguments.action {
+        PolicyAction::Check { file } => {
+            let Some(policy) = read(file) else { return Ok(Ending::Code(NO)) };
+            print(&listed(&policy))
+        }
+        PolicyAction::Explain { file, flow, names } => {
+            let Some(policy) = read(file) else { return Ok(Ending::Code(NO)) };
+            let (text, is_allowed) = explained(&policy, *flow, names);
+            print(&text)?;
+            Ok(Ending::Code(if is_allowed { 0 } else { NO }))
+        }
+        PolicyAction::Import { file } => {
+            let text = policy_file::read_text(file)?;
+            let converted = imported::convert(&text);
+            print(&converted.with_context(|| file.display().to_string())?)
+        }
+        PolicyAction::Set { pid, file } => {
+            if read(file).is_none() {
+                return Ok(Ending::Code(NO));
+            }
+            let path = instances::of_process(*pid)?;
+            ask::ask(&path, "POST", EGRESS, Some(&policy_file::as_request(file)?))?;
+            Ok(Ending::Code(0))
+        }
+    }
+}
+
+/// Reads a policy file; reports what is wrong with it.
+fn read(path: &Path) -> Option<Policy> {
+    let read = policy_file::read(path);
+    read.map_err(|error| Messages::Quiet.error(format_args!("{error:#}"))).ok()
+}
+
+fn print(text: &str) -> Result<Ending, Failure> {
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(Ending::Code(0))
+}
+
+/// Lists the rules, one in each line.
+fn listed(policy: &Policy) -> String {
+    let mut text: String = policy.rules().iter().map(|rule| line(rule) + "\n").collect();
+    let (default, floors) = (word(policy.default_action()), policy.has_floors());
+    let floors = if floors { "closed addresses need override-floor" } else { "none is closed" };
+    text.push_str(&format!("default: {default}; {floors}\n"));
+    text
+}
+
+fn line(rule: &Rule) -> String {
+    let to: Vec<_> = rule.to.iter().map(ToString::to_string).collect();
+    let ports: Vec<_> = rule.ports.iter().map(ToString::to_string).collect();
+    let ports = if ports.is_empty() { "all ports".to_owned() } else { ports.join(",") };
+    let has_names = rule.to.iter().any(|to| matches!(to, Destination::Name(_)));
+    let check = match rule.check {
+        Check::Greeting if has_names => ", checked in DNS and greeting",
+        Check::Dns if has_names => ", checked in DNS",
+        _ => "",
+    };
+    let floor = if rule.overrides_floor { ", also closed addresses" } else { "" };
+    let end = rule.expires.map(|end| format!(", until {end} s after 1970")).unwrap_or_default();
+    format!("{}: {} {} {ports}{check}{floor}{end}", rule.id, word(rule.action), to.join(","))
+}
+
+fn word(action: Action) -> &'static str {
+    match action {
+        Action::Allow => "allow",
+        Action::Deny => "deny",
+    }
+}
+
+/// Explains what a policy decides about a flow; returns true if it is allowed.
+fn explained(policy: &Policy, flow: FlowTo, names: &[Name]) -> (String, bool) {
+    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_secs());
+    let mut text = String::new();
+    for name in names.iter().filter(|name| !policy.may_resolve(name, now)) {
+        text.push_str(&format!("{name}: denied: questions for this name are refused\n"));
+    }
+    let known = names.iter().filter(|name| policy.may_resolve(name, now));
+    let mut verdict = policy.judge(flow, known.clone(), false, now);
+    if let (Verdict::Greeting, Some(name)) = (verdict, names.first()) {
+        text.push_str(&format!("{flow}: the greeting decides; it has the name {name}\n"));
+        verdict = policy.judge_named(flow, name, known, false, now);
+    }
+    let (result, is_allowed) = match verdict {
+        Verdict::Allow(rule) => (format!("allowed by {}", policy.rule_id(rule)), true),
+        Verdict::Deny(rule, reason) => {
+            (format!("denied by {}: {reason}", policy.rule_id(rule)), false)
+        }
+        Verdict::Greeting => ("its greeting decides".to_owned(), false),
+    };
+    text.push_str(&format!("{flow}: {result}\n"));
+    (text, is_allowed)
+}
+
+/// Answers a request for another policy.
+pub(crate) fn replace(enforcer: Option<&Arc<Enforcer>>, body: &[u8]) -> Response {
+    let Some(enforcer) = enforcer else {
+        let message = "this instance has no policy, so none can be replaced; start it with \
+                       --allow, --deny or --egress";
+        return Response::error(409, message);
+    };
+    let read = serde_json::from_slice::<Value>(body).map_err(|error| error.to_string());
+    let read = read.and_then(|value| {
+        let policy = Fields::of(value, "").and_then(parser::policy);
+        policy.map_err(|wrong| format!("{}: {}", wrong.path, wrong.message))
+    });
+    match read {
+        Ok(policy) => {
+            enforcer.set_policy(policy);
+            Response::json(200, &json!({ "policy": enforcer.generation() }))
+        }
+        Err(message) => Response::error(400, &message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> Policy {
+        let value = json!({ "rule": [
+            { "id": "web", "action": "allow", "to": ["a.example", "*.b.example"],
+              "ports": "tcp/443" },
+            { "id": "git", "action": "allow", "to": "git.example", "check": "dns" },
+        ] });
+        Fields::of(value, "").and_then(parser::policy).unwrap()
+    }
+
+    #[test]
+    fn rules_are_listed() {
+        assert_eq!(
+            listed(&policy()),
+            "web: allow a.example,*.b.example tcp/443, checked in DNS and greeting\n\
+             git: allow git.example all ports, checked in DNS\n\
+             default: deny; closed addresses need override-floor\n"
+        );
+    }
+
+    #[test]
+    fn verdicts_are_explained() {
+        let explain = |flow: &str, names: &[&str]| {
+            let names: Vec<Name> = names.iter().map(|name| name.parse().unwrap()).collect();
+            explained(&policy(), flow.parse().unwrap(), &names)
+        };
+        let flow = "tcp://192.0.2.1:443";
+        for (names, expected, is_allowed) in [
+            (&[][..], "tcp://192.0.2.1:443: denied by default: no rule allows it\n", false),
+            (&["git.example"], "tcp://192.0.2.1:443: allowed by git\n", true),
+            (
+                &["a.example"],
+                "tcp://192.0.2.1:443: the greeting decides; it has the name a.example\n\
+                 tcp://192.0.2.1:443: allowed by web\n",
+                true,
+            ),
+            (
+                &["c.example"],
+                "c.example: denied: questions for this name are refused\n\
+                 tcp://192.0.2.1:443: denied by default: no rule allows it\n",
+                false,
+            ),
+        ] {
+            assert_eq!(explain(flow, names), (expected.to_owned(), is_allowed));
+        }
+        let metadata = explain("tcp://169.254.169.254:80", &["a.example"]).0;
+        assert!(metadata.ends_with("denied by default: no rule allows it\n"), "{metadata}");
+    }
+}

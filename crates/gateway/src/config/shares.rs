@@ -1,0 +1,31 @@
+//! How the workers of an instance divide the memory for packets.
+
+use super::{ConfigError, MEMORY_BYTES_MIN, WORKERS_MAX};
+
+/// Checks that `workers` workers can divide `bytes`.
+///
+/// # Errors
+/// [`ConfigError::Workers`] and [`ConfigError::Memory`].
+pub(crate) fn check(bytes: usize, workers: usize) -> Result<(), ConfigError> {
+    if !(1..=WORKERS_MAX).contains(&workers) {
+        return Err(ConfigError::Workers(workers));
+    }
+    if of_other(bytes, workers) < MEMORY_BYTES_MIN {
+        return Err(ConfigError::Memory(bytes));
+    }
+    Ok(())
+}
+
+/// Returns the part of the first of `workers` workers.
+pub(crate) fn of_first(bytes: usize, workers: usize) -> usize {
+    bytes - of_other(bytes, workers) * (workers - 1)
+}
+
+/// Returns the part of each worker after the first, which has twice as much: it does for all what
+/// only one can do. A worker alone has all.
+pub(crate) fn of_other(bytes: usize, workers: usize) -> usize {
+    match workers {
+        1 => bytes,
+        workers => bytes / (workers + 1),
+    }
+}

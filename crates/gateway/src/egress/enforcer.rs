@@ -1,0 +1,489 @@
+//! Carries out a policy: one verdict for each flow, names for addresses, counters, and the audit.
+//!
+//! One enforcer serves all workers of a network. They take its lock once when a flow begins, when
+//! its greeting is read and when it ends, and once for each message to and from a resolver; never
+//! for a packet. While the policy changes nothing but [`Enforcer::generation`] is read.
+
+use crate::egress::address::floor_of;
+use crate::egress::audit::{Audit, Record};
+use crate::egress::dns::{self, Refusal, Response};
+use crate::egress::greeting::Greeting;
+use crate::egress::learned::Learned;
+use crate::egress::name::Name;
+use crate::egress::pins::{Guest, Pins};
+use crate::egress::policy::{Policy, PolicyError, Reason, RuleNumber, Verdict};
+use crate::egress::rule::{Action, FlowTo};
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+use towpath_io::socket::UdpSocket;
+use towpath_net::time::Instant;
+use towpath_packet::sync::{AtomicU64, Ordering};
+
+/// How long it is known whether an address is one of this host.
+const OWN_KNOWN: Duration = Duration::from_secs(1);
+/// Addresses of which that is known.
+const OWN_MAX: usize = 1024;
+/// Questions that a guest may ask at once, and in a second. A package manager asks a few hundred.
+const QUESTIONS_BURST: u32 = 500;
+const QUESTIONS_PER_SECOND: u32 = 100;
+
+/// Carries out a policy. See the module documentation.
+pub struct Enforcer {
+    generation: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    audit: Option<Audit>,
+    /// What flows would have needed, and the file for it, if everything is allowed for that.
+    learned: Option<(Learned, File)>,
+    policy: Policy,
+    counters: Counters,
+    /// Flows allowed and denied by each rule, and by the default in the last place.
+    by_rule: Vec<[u64; 2]>,
+    pins: Pins,
+    own: HashMap<IpAddr, (bool, Instant)>,
+    questions: HashMap<Guest, Allowance>,
+}
+
+/// How many questions a guest may ask now.
+struct Allowance {
+    left: u32,
+    at: Instant,
+}
+
+/// Counters of an enforcer. Their names are those of reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Flows that were allowed.
+    pub allowed: u64,
+    /// Flows that were denied.
+    pub denied: u64,
+    /// Questions to resolvers that were refused.
+    pub questions_refused: u64,
+    /// Answers of resolvers that were not passed on: they lead to a closed address, or are no
+    /// answers.
+    pub answers_refused: u64,
+    /// Records that are missing from the audit.
+    pub audit_lost: u64,
+}
+
+/// What an enforcer has done so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Number of policies so far.
+    pub generation: u64,
+    /// Counters since the start.
+    pub counters: Counters,
+    /// Flows that each rule of the present policy has allowed and denied, with its `id`; the
+    /// default is the last.
+    pub by_rule: Vec<(String, [u64; 2])>,
+}
+
+/// The verdict about a flow.
+#[derive(Debug)]
+pub enum Decision {
+    /// It may go on.
+    Allow(Admission),
+    /// Its greeting decides.
+    Greeting(Admission),
+    /// It is denied, and the audit has it.
+    Deny,
+}
+
+/// A flow that was judged.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    guest: Guest,
+    to: FlowTo,
+    rule: RuleNumber,
+    /// The name in its greeting.
+    name: Option<Name>,
+    generation: u64,
+    begun: Instant,
+}
+
+/// What becomes of a message to or from a resolver.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Message {
+    /// It is passed on as it is.
+    Pass,
+    /// The guest gets this answer instead.
+    Answer(Vec<u8>),
+    /// It is dropped.
+    Drop,
+}
+
+impl Enforcer {
+    /// Makes an enforcer of a policy. `audit` takes a record of each flow.
+    pub fn new(policy: Policy, audit: Option<Audit>) -> Self {
+        Self::with(policy, audit, None)
+    }
+
+    /// Makes an enforcer that allows everything, and notes what rules it would have needed for
+    /// [`write_learned`](Self::write_learned) to write to `file`.
+    ///
+    /// # Errors
+    /// That of [`Policy::new`].
+    pub fn learning(file: File, audit: Option<Audit>) -> Result<Self, PolicyError> {
+        let policy = Policy::new(Vec::new(), Action::Allow, false)?;
+        Ok(Self::with(policy, audit, Some((Learned::default(), file))))
+    }
+
+    fn with(policy: Policy, audit: Option<Audit>, learned: Option<(Learned, File)>) -> Self {
+        let state = State {
+            audit,
+            learned,
+            by_rule: vec![[0; 2]; policy.rules().len() + 1],
+            policy,
+            counters: Counters::default(),
+            pins: Pins::default(),
+            own: HashMap::new(),
+            questions: HashMap::new(),
+        };
+        Self { generation: AtomicU64::new(1), state: Mutex::new(state) }
+    }
+
+    /// Starts the thread of the audit, if there is one that does not run.
+    ///
+    /// # Errors
+    /// The error of starting a thread.
+    pub(crate) fn start(&self) -> io::Result<()> {
+        self.state().audit.as_mut().map_or(Ok(()), Audit::start)
+    }
+
+    /// Writes the policy that would have allowed all flows so far, if this enforcer learns.
+    ///
+    /// # Errors
+    /// The error of the write.
+    pub fn write_learned(&self) -> io::Result<()> {
+        match &mut self.state().learned {
+            Some((learned, file)) => file.write_all(learned.policy().as_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns how many policies there have been. Flows of an earlier one are to be
+    /// [reviewed](Self::review).
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Replaces the policy, for all flows at once. Names keep their addresses.
+    pub fn set_policy(&self, policy: Policy) {
+        let mut state = self.state();
+        state.by_rule = vec![[0; 2]; policy.rules().len() + 1];
+        state.policy = policy;
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns what has been done so far.
+    pub fn summary(&self) -> Summary {
+        let state = self.state();
+        let audit_lost = state.audit.as_ref().map_or(0, Audit::lost);
+        let ids = (0..state.by_rule.len() as u32).map(|number| state.policy.rule_id(Some(number)));
+        Summary {
+            generation: self.generation(),
+            counters: Counters { audit_lost, ..state.counters },
+            by_rule: ids.map(str::to_owned).zip(state.by_rule.iter().copied()).collect(),
+        }
+    }
+
+    /// Judges a flow that begins.
+    pub fn begin(&self, guest: Guest, to: FlowTo, now: Instant) -> Decision {
+        let mut state = self.state();
+        let state = &mut *state;
+        let is_own = state.is_own(SocketAddr::new(to.address, to.port), now);
+        let names = state.pins.names(guest, to.address, now);
+        let verdict = state.policy.judge(to, names, is_own, unix_time());
+        let generation = self.generation();
+        if let Some((learned, _)) = &mut state.learned {
+            learned.note(to, state.pins.latest(guest, to.address, now));
+        }
+        let mut admission = Admission { guest, to, rule: None, name: None, generation, begun: now };
+        match verdict {
+            Verdict::Greeting => Decision::Greeting(admission),
+            Verdict::Allow(rule) => {
+                admission.rule = rule;
+                state.allow(&admission);
+                Decision::Allow(admission)
+            }
+            Verdict::Deny(rule, reason) => {
+                admission.rule = rule;
+                state.deny(&admission, reason, now);
+                Decision::Deny
+            }
+        }
+    }
+
+    /// Judges a flow by its greeting, which is whole. Returns true if it may go on.
+    pub fn greeted(&self, admission: &mut Admission, greeting: &Greeting, now: Instant) -> bool {
+        let mut state = self.state();
+        let verdict = match greeting {
+            Greeting::Name(name) => {
+                let is_first = admission.name.is_none();
+                let is_same = admission.name.get_or_insert_with(|| name.clone()) == name;
+                match (is_first, is_same) {
+                    (true, _) => state.judge_named(admission, now),
+                    (false, true) => return true,
+                    (false, false) => {
+                        admission.name = Some(name.clone());
+                        Verdict::Deny(None, Reason::OtherName)
+                    }
+                }
+            }
+            Greeting::Hidden => Verdict::Deny(None, Reason::HiddenName),
+            Greeting::Unnamed | Greeting::Partial => Verdict::Deny(None, Reason::NoName),
+        };
+        match verdict {
+            Verdict::Allow(rule) => {
+                admission.rule = rule;
+                state.allow(admission);
+                true
+            }
+            Verdict::Deny(rule, reason) => {
+                admission.rule = rule;
+                state.deny(admission, reason, now);
+                false
+            }
+            Verdict::Greeting => false,
+        }
+    }
+
+    /// Denies a flow that wants a greeting and has none that is read.
+    pub fn unnamed(&self, admission: &mut Admission, now: Instant) {
+        self.greeted(admission, &Greeting::Unnamed, now);
+    }
+
+    /// Judges an open flow again if the policy has changed since. Returns true if it may go on. A
+    /// name keeps the address that it had when the flow began.
+    pub fn review(&self, admission: &mut Admission, now: Instant) -> bool {
+        let generation = self.generation();
+        if admission.generation == generation {
+            return true;
+        }
+        admission.generation = generation;
+        let mut state = self.state();
+        let is_own = state.is_own(SocketAddr::new(admission.to.address, admission.to.port), now);
+        let (policy, to, time) = (&state.policy, admission.to, unix_time());
+        let verdict = match &admission.name {
+            Some(name) => policy.judge_named(to, name, [name].into_iter(), is_own, time),
+            None => {
+                let names = state.pins.names(admission.guest, to.address, now);
+                policy.judge(to, names, is_own, time)
+            }
+        };
+        match verdict {
+            Verdict::Allow(rule) => {
+                admission.rule = rule;
+                true
+            }
+            Verdict::Deny(rule, reason) => {
+                admission.rule = rule;
+                state.deny(admission, reason, now);
+                false
+            }
+            // It has said nothing that could be checked.
+            Verdict::Greeting => {
+                admission.rule = None;
+                state.deny(admission, Reason::NoName, now);
+                false
+            }
+        }
+    }
+
+    /// An admitted flow has ended. `bytes` are those from and to the guest.
+    pub fn ended(&self, admission: &Admission, bytes: [u64; 2], now: Instant) {
+        let state = self.state();
+        let Some(audit) = &state.audit else { return };
+        let took = now.since(admission.begun);
+        audit.put(&admission.record(&state, "end", None, Some((bytes, took))));
+    }
+
+    /// Judges a question of a guest to a resolver.
+    pub fn question(&self, guest: Guest, question: &[u8], now: Instant) -> Message {
+        let mut state = self.state();
+        let refusal = match dns::question(question) {
+            None => return state.count_refused(Message::Drop),
+            Some(asked) if !state.may_ask(guest, now) => {
+                dns::refuse(question, &asked, Refusal::Rate)
+            }
+            Some(asked) => match &asked.name {
+                Some(name) if state.policy.may_resolve(name, unix_time()) => {
+                    return match dns::is_answered_empty(&asked) {
+                        true => Message::Answer(dns::empty(question, &asked)),
+                        false => Message::Pass,
+                    };
+                }
+                name => {
+                    if let Some(audit) = &state.audit {
+                        audit.put(&Record::question(guest, name.as_ref()));
+                    }
+                    dns::refuse(question, &asked, Refusal::Policy)
+                }
+            },
+        };
+        state.count_refused(Message::Answer(refusal))
+    }
+
+    /// Judges the answer of a resolver to a guest, and remembers the addresses in it.
+    pub fn answer(&self, guest: Guest, answer: &[u8], now: Instant) -> Message {
+        let mut state = self.state();
+        let Some(Response { asked, name, addresses }) = dns::response(answer) else {
+            state.counters.answers_refused += 1;
+            return Message::Drop;
+        };
+        if !state.policy.may_resolve(&name, unix_time()) {
+            state.counters.answers_refused += 1;
+            return Message::Drop;
+        }
+        let opens_floors = state.policy.opens_floors(&name, unix_time());
+        let is_closed = |address: &IpAddr| floor_of(*address).is_some();
+        if !opens_floors && addresses.iter().any(|(address, _)| is_closed(address)) {
+            state.counters.answers_refused += 1;
+            return Message::Answer(dns::refuse(answer, &asked, Refusal::Closed));
+        }
+        for (address, ttl) in addresses {
+            state.pins.pin(guest, &name, address, ttl, now);
+        }
+        Message::Pass
+    }
+
+    /// Forgets a guest that is gone.
+    pub fn forget(&self, guest: Guest) {
+        let mut state = self.state();
+        state.pins.forget(guest);
+        state.questions.remove(&guest);
+    }
+
+    /// Nothing panics while the state is inconsistent.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Enforcer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enforcer").field("generation", &self.generation()).finish_non_exhaustive()
+    }
+}
+
+impl Admission {
+    /// Returns the guest whose flow it is.
+    pub fn guest(&self) -> Guest {
+        self.guest
+    }
+
+    /// Returns a record for the audit.
+    fn record(
+        &self,
+        state: &State,
+        verdict: &'static str,
+        reason: Option<Reason>,
+        end: Option<([u64; 2], Duration)>,
+    ) -> Record {
+        Record {
+            guest: self.guest,
+            to: Some(self.to),
+            verdict,
+            rule: state.policy.rule_id(self.rule).to_owned(),
+            reason: reason.map(|reason| reason.to_string()),
+            names: state
+                .pins
+                .names(self.guest, self.to.address, self.begun)
+                .map(Name::to_string)
+                .collect(),
+            greeting: self.name.as_ref().map(Name::to_string),
+            end,
+        }
+    }
+}
+
+impl State {
+    fn allow(&mut self, admission: &Admission) {
+        self.count(admission.rule, 0);
+        self.counters.allowed += 1;
+        if let Some(audit) = &self.audit {
+            audit.put(&admission.record(self, "allow", None, None));
+        }
+    }
+
+    fn deny(&mut self, admission: &Admission, reason: Reason, now: Instant) {
+        self.count(admission.rule, 1);
+        self.counters.denied += 1;
+        if let Some(audit) = &self.audit {
+            let took = now.since(admission.begun);
+            let end = (!took.is_zero()).then_some(([0; 2], took));
+            audit.put(&admission.record(self, "deny", Some(reason), end));
+        }
+    }
+
+    fn judge_named(&self, admission: &Admission, now: Instant) -> Verdict {
+        let Admission { guest, to, name, .. } = admission;
+        let Some(name) = name else { return Verdict::Deny(None, Reason::NoName) };
+        // The names of the address when the flow began: an answer may end while it greets.
+        let names = self.pins.names(*guest, to.address, admission.begun);
+        let is_own =
+            self.own.get(&to.address).is_some_and(|(is_own, until)| *is_own && *until > now);
+        self.policy.judge_named(*to, name, names, is_own, unix_time())
+    }
+
+    /// Counts a flow by the rule that decided.
+    fn count(&mut self, rule: RuleNumber, place: usize) {
+        let default = self.by_rule.len() - 1;
+        let at = rule.map_or(default, |number| (number as usize).min(default));
+        self.by_rule[at][place] += 1;
+    }
+
+    fn count_refused(&mut self, message: Message) -> Message {
+        self.counters.questions_refused += 1;
+        message
+    }
+
+    /// Returns true if a guest may ask another question now.
+    fn may_ask(&mut self, guest: Guest, now: Instant) -> bool {
+        let allowance = self.questions.entry(guest);
+        let allowance = allowance.or_insert(Allowance { left: QUESTIONS_BURST, at: now });
+        let earned = now.since(allowance.at).as_millis() * u128::from(QUESTIONS_PER_SECOND) / 1000;
+        if earned > 0 {
+            let earned = u32::try_from(earned).unwrap_or(u32::MAX);
+            allowance.left = allowance.left.saturating_add(earned).min(QUESTIONS_BURST);
+            allowance.at = now;
+        }
+        let may = allowance.left > 0;
+        allowance.left -= u32::from(may);
+        may
+    }
+
+    /// Returns true if an address is one of this host: a socket that is connected to it has the
+    /// same address. Connecting a datagram socket sends nothing.
+    fn is_own(&mut self, address: SocketAddr, now: Instant) -> bool {
+        let known = self.own.get(&address.ip()).filter(|(_, until)| *until > now);
+        if let Some((is_own, _)) = known {
+            return *is_own;
+        }
+        if self.own.len() >= OWN_MAX {
+            self.own.clear();
+        }
+        // Any port serves; echo requests have none.
+        let to = SocketAddr::new(address.ip(), address.port().max(1));
+        let local = UdpSocket::connect(to).and_then(|socket| socket.local());
+        let is_own = local.is_ok_and(|local| local.ip() == address.ip());
+        self.own.insert(address.ip(), (is_own, now + OWN_KNOWN));
+        is_own
+    }
+}
+
+/// Returns seconds since 1970-01-01 UTC.
+fn unix_time() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests;

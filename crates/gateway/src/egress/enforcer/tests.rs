@@ -1,0 +1,172 @@
+//! An enforcer, asked as a gateway asks it.
+
+use super::*;
+use crate::egress::rule::{Check, Destination, Rule};
+
+fn rule(id: &str, to: &str, check: Check) -> Rule {
+    Rule {
+        id: id.to_owned(),
+        action: Action::Allow,
+        to: vec![to.parse::<Destination>().unwrap()],
+        ports: Vec::new(),
+        check,
+        overrides_floor: false,
+        expires: None,
+    }
+}
+
+fn enforcer(rules: Vec<Rule>) -> Enforcer {
+    Enforcer::new(Policy::new(rules, Action::Deny, true).unwrap(), None)
+}
+
+fn at(secs: u64) -> Instant {
+    Instant::from_micros(secs * 1_000_000)
+}
+
+fn flow(text: &str) -> FlowTo {
+    text.parse().unwrap()
+}
+
+fn question(name: &str) -> Vec<u8> {
+    let mut bytes = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        bytes.push(label.len() as u8);
+        bytes.extend(label.as_bytes());
+    }
+    bytes.extend([0, 0, 1, 0, 1]);
+    bytes
+}
+
+/// The answer with one address, valid for a minute.
+fn answer(name: &str, address: [u8; 4]) -> Vec<u8> {
+    let mut bytes = question(name);
+    (bytes[2], bytes[3], bytes[7]) = (0x81, 0x80, 1);
+    bytes.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+    bytes.extend(address);
+    bytes
+}
+
+fn named(name: &str) -> Greeting {
+    Greeting::Name(name.parse().unwrap())
+}
+
+/// Goal: a flow passes if its address came from an answer and its greeting has that name; counters
+/// tell what was decided, and by which rule.
+#[test]
+fn a_name_opens_its_address_for_its_greeting() {
+    let enforcer = enforcer(vec![rule("web", "a.example", Check::Greeting)]);
+    let to = flow("tcp://192.0.2.1:443");
+    assert!(matches!(enforcer.begin(None, to, at(0)), Decision::Deny));
+    assert_eq!(enforcer.question(None, &question("a.example"), at(0)), Message::Pass);
+    assert!(matches!(
+        enforcer.question(None, &question("b.example"), at(0)),
+        Message::Answer(refused) if refused[3] & 15 == 5
+    ));
+    let found = answer("a.example", [192, 0, 2, 1]);
+    assert_eq!(enforcer.answer(None, &found, at(0)), Message::Pass);
+    for (greeting, passes) in [
+        (named("a.example"), true),
+        (named("b.example"), false),
+        (Greeting::Unnamed, false),
+        (Greeting::Hidden, false),
+        (Greeting::Partial, false),
+    ] {
+        let Decision::Greeting(mut admission) = enforcer.begin(None, to, at(1)) else {
+            panic!("its greeting decides")
+        };
+        assert_eq!(enforcer.greeted(&mut admission, &greeting, at(1)), passes, "{greeting:?}");
+        if passes {
+            assert!(enforcer.greeted(&mut admission, &greeting, at(1)), "a second hello");
+            assert!(!enforcer.greeted(&mut admission, &named("b.example"), at(1)));
+        }
+    }
+    // The answer was for another guest, and has ended.
+    assert!(matches!(enforcer.begin(Some(1), to, at(1)), Decision::Deny));
+    assert!(matches!(enforcer.begin(None, to, at(60)), Decision::Deny));
+    let Summary { counters, by_rule, generation } = enforcer.summary();
+    assert_eq!((counters.allowed, counters.denied, counters.questions_refused), (1, 8, 1));
+    assert_eq!(by_rule, [("web".to_owned(), [1, 0]), ("default".to_owned(), [0, 8])]);
+    assert_eq!(generation, 1);
+}
+
+/// Goal: an answer with a closed address is refused whole, unless the rule opens it, and answers to
+/// other questions make no pins.
+#[test]
+fn answers_are_judged() {
+    let mut private = rule("private", "c.example", Check::Dns);
+    private.overrides_floor = true;
+    let enforcer = enforcer(vec![rule("web", "a.example", Check::Greeting), private]);
+    for address in [[10, 0, 0, 1], [127, 0, 0, 1], [169, 254, 169, 254]] {
+        let rebound = enforcer.answer(None, &answer("a.example", address), at(0));
+        assert!(matches!(rebound, Message::Answer(refused) if refused[3] & 15 == 5));
+        let to = FlowTo { address: address.into(), ..flow("tcp://192.0.2.1:443") };
+        assert!(matches!(enforcer.begin(None, to, at(0)), Decision::Deny));
+    }
+    let opened = answer("c.example", [10, 0, 0, 1]);
+    assert_eq!(enforcer.answer(None, &opened, at(0)), Message::Pass);
+    assert!(matches!(enforcer.begin(None, flow("tcp://10.0.0.1:22"), at(0)), Decision::Allow(_)));
+    for wrong in [answer("b.example", [192, 0, 2, 9]), question("a.example"), vec![], vec![0; 12]] {
+        assert_eq!(enforcer.answer(None, &wrong, at(0)), Message::Drop);
+    }
+    assert_eq!(enforcer.summary().counters.answers_refused, 7);
+}
+
+#[test]
+fn questions_are_limited_for_each_guest() {
+    let enforcer = enforcer(vec![rule("web", "a.example", Check::Greeting)]);
+    let asks = |guest, secs| {
+        let asked = question("a.example");
+        (0..1000).filter(|_| enforcer.question(guest, &asked, at(secs)) == Message::Pass).count()
+    };
+    assert_eq!(asks(None, 1), 500);
+    assert_eq!(asks(None, 2), 100);
+    assert_eq!(asks(Some(1), 2), 500);
+    assert_eq!(asks(None, 100), 500);
+}
+
+/// Goal: a new policy applies to open flows, whose names keep their addresses.
+#[test]
+fn open_flows_are_reviewed() {
+    let both = || vec![rule("a", "a.example", Check::Greeting), rule("b", "192.0.2.9", Check::Dns)];
+    let enforcer = enforcer(both());
+    enforcer.answer(None, &answer("a.example", [192, 0, 2, 1]), at(0));
+    let Decision::Greeting(mut web) = enforcer.begin(None, flow("tcp://192.0.2.1:443"), at(0))
+    else {
+        panic!("its greeting decides")
+    };
+    assert!(enforcer.greeted(&mut web, &named("a.example"), at(0)));
+    let Decision::Allow(mut plain) = enforcer.begin(None, flow("tcp://192.0.2.9:22"), at(0)) else {
+        panic!("it is allowed")
+    };
+    // Long after the answer has ended.
+    assert!(enforcer.review(&mut web, at(900)) && enforcer.review(&mut plain, at(900)));
+    let of = |rules| Policy::new(rules, Action::Deny, true).unwrap();
+    enforcer.set_policy(of(both().split_off(1)));
+    assert_eq!(enforcer.generation(), 2);
+    assert!(!enforcer.review(&mut web, at(900)) && enforcer.review(&mut plain, at(900)));
+    enforcer.set_policy(of(both()));
+    assert!(enforcer.review(&mut plain, at(900)));
+    let by_rule = enforcer.summary().by_rule;
+    assert_eq!(by_rule[0], ("a".to_owned(), [0, 0]), "counters begin anew");
+}
+
+/// Goal: what a learning enforcer writes allows the flows that it has seen.
+#[test]
+fn what_was_learned_is_written() {
+    let memory = rustix::fs::memfd_create("learned", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = File::from(memory);
+    let enforcer = Enforcer::learning(file.try_clone().unwrap(), None).unwrap();
+    assert_eq!(enforcer.question(None, &question("a.example"), at(0)), Message::Pass);
+    let found = answer("a.example", [127, 0, 0, 1]);
+    assert_eq!(enforcer.answer(None, &found, at(0)), Message::Pass);
+    for to in ["tcp://127.0.0.1:443", "udp://192.0.2.7:53"] {
+        assert!(matches!(enforcer.begin(None, flow(to), at(0)), Decision::Allow(_)));
+    }
+    enforcer.write_learned().unwrap();
+    let mut text = String::new();
+    std::io::Seek::rewind(&mut file).unwrap();
+    std::io::Read::read_to_string(&mut file, &mut text).unwrap();
+    for line in ["to = \"a.example\"", "override-floor = true", "ports = [\"udp/53\"]"] {
+        assert!(text.contains(line), "{text}");
+    }
+}

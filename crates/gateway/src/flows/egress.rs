@@ -1,0 +1,372 @@
+//! Asks the policy about flows that begin, and about messages to and from resolvers.
+//!
+//! Of UDP, a flow is a port of the program and a destination. Those that were allowed are
+//! remembered until they have been idle as long as a mapping may be, so the policy is asked once.
+
+use super::udp::{IDLE, for_each_part};
+use super::{Gateway, Io};
+use crate::egress::enforcer::{Admission, Decision, Enforcer, Message};
+use crate::egress::greeting::quic::{self, Conversation, Reading};
+use crate::egress::rule::{FlowTo, Transport};
+use crate::owners::{Buckets, of_port};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use towpath_net::stack::{Datagram, TcpHandle, Unreachable};
+use towpath_net::time::Instant;
+use towpath_packet::{Ledger, Packet, Site};
+
+/// Most destinations of datagrams that are remembered, about 150 bytes each. At the bound those of
+/// the guest that wants another one are forgotten.
+const REMEMBERED_MAX: usize = 65_536;
+/// Longest message to a resolver that is judged, in bytes; longer ones are dropped. Questions have
+/// at most 300, with options.
+const QUESTION_BYTES_MAX: usize = 1232;
+
+/// Datagrams that wait until the greeting of their conversation is whole. A hello fits two.
+const HELD_MAX: usize = 4;
+
+/// A port of the program and a destination.
+pub(super) type Way = (SocketAddr, SocketAddr);
+
+/// The policy, and what a gateway remembers of its verdicts.
+pub(super) struct Egress {
+    pub(super) enforcer: Arc<Enforcer>,
+    destinations: HashMap<Way, Destination>,
+    /// The destination of the last datagram, if none of its datagrams is read: most datagrams have
+    /// the same as the one before.
+    latest: Option<Way>,
+    /// The policy that the open flows were judged by.
+    pub(super) generation: u64,
+}
+
+/// A destination of datagrams that is allowed, or greeted.
+pub(super) struct Destination {
+    admission: Admission,
+    /// What was said there, if the greeting decides.
+    talk: Option<Box<Talk>>,
+    used_at: Instant,
+}
+
+/// A conversation over QUIC.
+#[derive(Default)]
+struct Talk {
+    conversation: Conversation,
+    is_allowed: bool,
+    /// Datagrams that wait until the greeting is whole.
+    held: Vec<Datagram>,
+}
+
+/// Destinations between two workers.
+pub(super) type MovedDestinations = Vec<(Way, Destination)>;
+
+/// What becomes of a datagram.
+enum Passage {
+    Pass,
+    Hold,
+    Drop,
+    Denied,
+}
+
+impl Destination {
+    /// Reads a datagram, if its destination is greeted.
+    fn read(&mut self, datagram: &Datagram, by: &Enforcer, io: &Io<'_>) -> Passage {
+        let Some(talk) = &mut self.talk else { return Passage::Pass };
+        let len = datagram.packet.payload_len();
+        let size = datagram.segment_size.map_or(len, |size| usize::from(size.get())).max(1);
+        let is_long = |at| quic::has_long_header(byte_at(&datagram.packet, at, io.ledger));
+        let has_long = (0..len).step_by(size).any(is_long);
+        if talk.is_allowed && !has_long {
+            return Passage::Pass;
+        }
+        if !talk.is_allowed && !has_long {
+            // It is not QUIC.
+            by.unnamed(&mut self.admission, io.now);
+            return Passage::Denied;
+        }
+        let bytes = contiguous(&datagram.packet, io);
+        let mut passage = if talk.is_allowed { Passage::Pass } else { Passage::Hold };
+        for segment in bytes.chunks(size) {
+            match talk.conversation.read(segment) {
+                Reading::Clear => {}
+                Reading::Partial => passage = Passage::Hold,
+                Reading::Invalid => return Passage::Drop,
+                Reading::Greetings(greetings) => {
+                    let is_named = |greeting| by.greeted(&mut self.admission, greeting, io.now);
+                    if !greetings.iter().all(is_named) {
+                        return Passage::Denied;
+                    }
+                    talk.is_allowed = true;
+                    passage = Passage::Pass;
+                }
+            }
+        }
+        passage
+    }
+}
+
+impl Egress {
+    pub(super) fn new(enforcer: Arc<Enforcer>) -> Self {
+        let generation = enforcer.generation();
+        Self { enforcer, destinations: HashMap::new(), latest: None, generation }
+    }
+
+    /// Returns what becomes of a datagram of the program to this destination, as far as that is
+    /// known without reading it.
+    fn judge(
+        &mut self,
+        guest: Option<u16>,
+        (program, to): Way,
+        now: Instant,
+    ) -> Option<&mut Destination> {
+        let way = (program, to);
+        if !self.destinations.contains_key(&way) {
+            let flow = FlowTo { transport: Transport::Udp, address: to.ip(), port: to.port() };
+            let (admission, talk) = match self.enforcer.begin(guest, flow, now) {
+                Decision::Allow(admission) => (admission, None),
+                Decision::Greeting(admission) => (admission, Some(Box::default())),
+                Decision::Deny => return None,
+            };
+            if self.destinations.len() >= REMEMBERED_MAX {
+                self.destinations.retain(|_, known| known.admission.guest() != guest);
+            }
+            if self.destinations.len() >= REMEMBERED_MAX {
+                return None;
+            }
+            self.destinations.insert(way, Destination { admission, talk, used_at: now });
+        }
+        let destination = self.destinations.get_mut(&way)?;
+        destination.used_at = now;
+        self.latest = destination.talk.is_none().then_some(way);
+        Some(destination)
+    }
+
+    /// Returns true if the program may ask this address for echoes.
+    pub(super) fn admits_echo(&self, guest: Option<u16>, to: IpAddr, now: Instant) -> bool {
+        let flow = FlowTo { transport: Transport::Icmp, address: to, port: 0 };
+        matches!(self.enforcer.begin(guest, flow, now), Decision::Allow(_))
+    }
+
+    /// Keeps a datagram until the greeting is whole; returns false if there is no room.
+    fn hold(&mut self, way: Way, datagram: Datagram) -> bool {
+        let talk = self.destinations.get_mut(&way).and_then(|it| it.talk.as_mut());
+        let Some(talk) = talk.filter(|talk| talk.held.len() < HELD_MAX) else { return false };
+        talk.held.push(datagram);
+        true
+    }
+
+    fn take_held(&mut self, way: Way) -> Vec<Datagram> {
+        let talk = self.destinations.get_mut(&way).and_then(|it| it.talk.as_mut());
+        talk.map(|talk| std::mem::take(&mut talk.held)).unwrap_or_default()
+    }
+
+    /// Forgets destinations that have been idle too long.
+    pub(super) fn expire(&mut self, now: Instant) {
+        let latest = self.latest.take();
+        if let Some(latest) = latest.and_then(|way| self.destinations.get_mut(&way)) {
+            latest.used_at = now;
+        }
+        self.destinations.retain(|_, destination| now.since(destination.used_at) < IDLE);
+    }
+
+    /// Judges the destinations of datagrams by a new policy.
+    fn review(&mut self, now: Instant) {
+        let enforcer = &self.enforcer;
+        self.destinations.retain(|_, Destination { admission, talk, .. }| {
+            let is_greeting = talk.as_ref().is_some_and(|talk| !talk.is_allowed);
+            !is_greeting && enforcer.review(admission, now)
+        });
+        self.latest = None;
+    }
+}
+
+impl Gateway {
+    /// Judges a datagram of the program that leads `to` a host. Returns it if it may be sent;
+    /// otherwise it waits, or the program gets an error.
+    pub(super) fn admit_datagram(
+        &mut self,
+        datagram: Datagram,
+        to: SocketAddr,
+        io: &mut Io<'_>,
+    ) -> Option<Datagram> {
+        let Some(egress) = &mut self.egress else { return Some(datagram) };
+        let way = (datagram.remote, to);
+        if egress.latest == Some(way) {
+            return Some(datagram);
+        }
+        let enforcer = egress.enforcer.clone();
+        let destination = egress.judge(datagram.packet.ingress(), way, io.now);
+        let passage = destination.map_or(Passage::Denied, |it| it.read(&datagram, &enforcer, io));
+        match passage {
+            Passage::Pass => {
+                let held = egress.take_held(way);
+                for earlier in held {
+                    self.forward_datagram(earlier, io);
+                }
+                return Some(datagram);
+            }
+            Passage::Hold => {
+                let has_room = egress.hold(way, datagram);
+                self.counters.udp_filtered += u64::from(!has_room);
+            }
+            Passage::Drop => self.counters.udp_filtered += 1,
+            Passage::Denied => {
+                egress.destinations.remove(&way);
+                self.counters.udp_refused += 1;
+                let (inside, program) = (datagram.local, datagram.remote);
+                let (stack, mut context) = io.stack_and_context();
+                stack.udp_unreachable(inside, program, Unreachable::Prohibited, &mut context);
+            }
+        }
+        None
+    }
+
+    /// Takes questions that came as a super-packet one by one. Programs ask for the addresses of
+    /// both IP versions at once.
+    pub(super) fn on_each_question(&mut self, datagram: &Datagram, io: &mut Io<'_>) {
+        let Some(size) = datagram.segment_size else { return };
+        let mut questions = Vec::new();
+        for_each_part(
+            || datagram.packet.pieces(),
+            datagram.packet.payload_len(),
+            size,
+            |pieces| {
+                let Some(mut packet) = io.memory.packet() else { return };
+                packet.set_ingress(datagram.packet.ingress());
+                for piece in pieces {
+                    // A part of a packet has no more pieces than the packet.
+                    let _ = packet.push_piece(piece);
+                }
+                questions.push(Datagram { packet, segment_size: None, ..*datagram });
+            },
+        );
+        questions.into_iter().for_each(|question| self.on_datagram(question, io));
+    }
+
+    /// Judges a question of the program to a resolver. Returns false if it is not to be passed on;
+    /// the program may have been answered.
+    pub(super) fn admits_question(&mut self, datagram: &Datagram, io: &mut Io<'_>) -> bool {
+        let Some(egress) = &self.egress else { return true };
+        if datagram.packet.payload_len() > QUESTION_BYTES_MAX {
+            self.counters.udp_refused += 1;
+            return false;
+        }
+        let question = contiguous(&datagram.packet, io);
+        match egress.enforcer.question(datagram.packet.ingress(), &question, io.now) {
+            Message::Pass => return true,
+            Message::Answer(answer) => {
+                self.send_answer(&answer, datagram.local, datagram.remote, io);
+            }
+            Message::Drop => {}
+        }
+        self.counters.udp_refused += 1;
+        false
+    }
+
+    /// Judges answers of a resolver, each of `size` bytes except the last, and sends them to the
+    /// program.
+    pub(super) fn send_judged_answers(
+        &mut self,
+        answers: &Packet,
+        size: usize,
+        guest: Option<u16>,
+        (from, to): (SocketAddr, SocketAddr),
+        io: &mut Io<'_>,
+    ) {
+        let bytes = contiguous(answers, io);
+        for answer in bytes.chunks(size.max(1)) {
+            let Some(egress) = &self.egress else { return };
+            match egress.enforcer.answer(guest, answer, io.now) {
+                Message::Pass => self.send_answer(answer, from, to, io),
+                Message::Answer(instead) => self.send_answer(&instead, from, to, io),
+                Message::Drop => self.counters.udp_filtered += 1,
+            }
+        }
+    }
+
+    fn send_answer(&mut self, answer: &[u8], from: SocketAddr, to: SocketAddr, io: &mut Io<'_>) {
+        let Some(mut packet) = io.memory.packet() else {
+            self.counters.udp_no_memory += 1;
+            return;
+        };
+        let mut rest = answer;
+        while !rest.is_empty() {
+            let Some(mut frame) = io.memory.small.take() else {
+                self.counters.udp_no_memory += 1;
+                return;
+            };
+            let count = rest.len().min(frame.len());
+            frame[..count].copy_from_slice(&rest[..count]);
+            rest = &rest[count..];
+            if packet.push_piece(frame.freeze(count)).is_err() {
+                self.counters.udp_no_memory += 1;
+                return;
+            }
+        }
+        self.counters.bytes_in += answer.len() as u64;
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_send(packet, from, to, None, &mut context);
+    }
+
+    /// Takes out the destinations of these buckets.
+    pub(super) fn take_destinations(&mut self, buckets: &Buckets) -> MovedDestinations {
+        let Some(egress) = &mut self.egress else { return Vec::new() };
+        egress.latest = None;
+        let is_wanted = |way: &Way, _: &mut Destination| buckets.contains(of_port(way.0.port()));
+        egress.destinations.extract_if(is_wanted).collect()
+    }
+
+    /// Continues with destinations of another worker.
+    pub(super) fn put_destinations(&mut self, destinations: MovedDestinations) {
+        if let Some(egress) = &mut self.egress {
+            egress.destinations.extend(destinations);
+        }
+    }
+
+    /// Reports to the program that the policy denies a connection.
+    pub(super) fn prohibit(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        self.counters.tcp_refused += 1;
+        let (stack, mut context) = io.stack_and_context();
+        stack.tcp_unreachable(handle, Unreachable::Prohibited, &mut context);
+    }
+
+    /// Judges all open flows again if there is a new policy, and ends those that it denies.
+    pub(super) fn review_flows(&mut self, io: &mut Io<'_>) {
+        let Some(egress) = &mut self.egress else { return };
+        let generation = egress.enforcer.generation();
+        if egress.generation == generation {
+            return;
+        }
+        egress.generation = generation;
+        egress.review(io.now);
+        let enforcer = egress.enforcer.clone();
+        for handle in self.tcp.not_admitted(&enforcer, io.now) {
+            self.abort(handle, io);
+        }
+        self.pings.forget_flows();
+    }
+}
+
+/// Returns a byte of a packet's payload.
+fn byte_at(packet: &Packet, mut at: usize, ledger: &Ledger) -> u8 {
+    let mut byte = [0];
+    for piece in packet.pieces() {
+        if at < piece.len() {
+            ledger.copy(Site::Linearise, &piece.slice(at, 1), &mut byte);
+            break;
+        }
+        at -= piece.len();
+    }
+    byte[0]
+}
+
+/// Copies the payload of a packet.
+fn contiguous(packet: &Packet, io: &Io<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; packet.payload_len()];
+    let mut at = 0;
+    for piece in packet.pieces() {
+        at += io.ledger.copy(Site::Linearise, piece, &mut bytes[at..]);
+    }
+    bytes.truncate(at);
+    bytes
+}

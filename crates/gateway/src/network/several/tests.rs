@@ -1,0 +1,61 @@
+//! Workers that end before the network does.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use towpath_net::time::Duration;
+use towpath_packet::Ledger;
+
+use super::*;
+use crate::network::{Attachment, NetworkConfig, Operation, PortSettings};
+
+/// A network with so many workers, all running, and a port of each, which listens at a path.
+fn running(workers: usize) -> (Worker<Network>, Vec<PathBuf>) {
+    let config = Config { workers, ipv4: None, ipv6: None, ..Config::default() };
+    let network = NetworkConfig {
+        mtu: config.mtu,
+        gateway: None,
+        gateway_addresses: Vec::new(),
+        orphan: false,
+        busy_poll: Duration::ZERO,
+        seed: 1,
+    };
+    let mut network = Network::new(network).expect("a network");
+    network.set_workers(&config).expect("workers");
+    let mut worker = Worker::serving(&config, network, Arc::new(Ledger::new())).expect("a worker");
+    worker.begin().expect("threads");
+    let name = |port| format!("towpath-ended-{}-{workers}-{port}", std::process::id());
+    let paths: Vec<_> = (0..workers).map(|port| std::env::temp_dir().join(name(port))).collect();
+    for (number, path) in paths.iter().enumerate() {
+        let (name, attachment) = (format!("p{number}"), Attachment::Stream(path.clone()));
+        let add = Operation::Add { name, attachment, settings: PortSettings::default() };
+        worker.apply(vec![add]).expect("added");
+    }
+    (worker, paths)
+}
+
+/// Goal: a helper that panics ends the network with an error that says so. Changes and reports fail
+/// or go on without it, at once, and its ports leave no socket behind.
+#[test]
+fn a_helper_that_panics_ends_the_network() {
+    for workers in [2, 4] {
+        let (mut worker, paths) = running(workers);
+        let last = workers - 1;
+        assert!(paths.iter().all(|path| path.exists()));
+        // It has no port with this number.
+        let shape = Shape::of(&PortSettings::default(), 1500);
+        let crew = worker.inside().crew.as_ref().expect("several workers");
+        let answer = crew.ask(last, |answer| Command::Change(workers, shape, answer));
+        let ended = format!("worker {last} has ended");
+        assert_eq!(answer.expect_err("it panics").to_string(), ended);
+        let report = worker.inside().report(worker.now());
+        assert_eq!(report.ports.len(), workers - 1, "those of the others");
+        let set = worker.inside_mut().set_port(&format!("p{last}"), PortSettings::default());
+        assert!(set.expect_err("nobody changes it").to_string().contains(&ended));
+        let never = EventDoorbell::new().expect("a descriptor");
+        let error = worker.run_until(&[never.as_fd()]).expect_err("the network ends");
+        assert_eq!(error.to_string(), "a worker panicked");
+        drop(worker);
+        assert!(paths.iter().all(|path| !path.exists()), "nothing is left");
+    }
+}

@@ -26,8 +26,9 @@ const QUESTION_BYTES_MAX: usize = 1232;
 /// Datagrams that wait until the greeting of their conversation is whole. A hello fits two.
 const HELD_MAX: usize = 4;
 
-/// A port of the program and a destination.
-pub(super) type Way = (SocketAddr, SocketAddr);
+/// A guest, the source of its datagrams and their destination. Another guest that sends from the
+/// same source has verdicts of its own.
+pub(super) type Way = (Option<u16>, SocketAddr, SocketAddr);
 
 /// The policy, and what a gateway remembers of its verdicts.
 pub(super) struct Egress {
@@ -113,13 +114,8 @@ impl Egress {
 
     /// Returns what becomes of a datagram of the program to this destination, as far as that is
     /// known without reading it.
-    fn judge(
-        &mut self,
-        guest: Option<u16>,
-        (program, to): Way,
-        now: Instant,
-    ) -> Option<&mut Destination> {
-        let way = (program, to);
+    fn judge(&mut self, way: Way, now: Instant) -> Option<&mut Destination> {
+        let (guest, _, to) = way;
         if !self.destinations.contains_key(&way) {
             let flow = FlowTo { transport: Transport::Udp, address: to.ip(), port: to.port() };
             let (admission, talk) = match self.enforcer.begin(guest, flow, now) {
@@ -190,12 +186,12 @@ impl Gateway {
         io: &mut Io<'_>,
     ) -> Option<Datagram> {
         let Some(egress) = &mut self.egress else { return Some(datagram) };
-        let way = (datagram.remote, to);
+        let way = (datagram.packet.ingress(), datagram.remote, to);
         if egress.latest == Some(way) {
             return Some(datagram);
         }
         let enforcer = egress.enforcer.clone();
-        let destination = egress.judge(datagram.packet.ingress(), way, io.now);
+        let destination = egress.judge(way, io.now);
         let passage = destination.map_or(Passage::Denied, |it| it.read(&datagram, &enforcer, io));
         match passage {
             Passage::Pass => {
@@ -312,7 +308,7 @@ impl Gateway {
     pub(super) fn take_destinations(&mut self, buckets: &Buckets) -> MovedDestinations {
         let Some(egress) = &mut self.egress else { return Vec::new() };
         egress.latest = None;
-        let is_wanted = |way: &Way, _: &mut Destination| buckets.contains(of_port(way.0.port()));
+        let is_wanted = |way: &Way, _: &mut Destination| buckets.contains(of_port(way.1.port()));
         egress.destinations.extract_if(is_wanted).collect()
     }
 

@@ -16,6 +16,7 @@
 //! are the buffer.
 
 mod busy_poll;
+mod clock;
 mod exchange;
 mod inside;
 mod ports;
@@ -24,6 +25,7 @@ mod wait;
 
 pub(crate) use busy_poll::BusyPoll;
 pub use busy_poll::MISSES_MAX;
+pub(crate) use clock::Clock;
 pub use exchange::Exchange;
 pub use inside::Inside;
 pub(crate) use wait::LOOKS;
@@ -578,21 +580,9 @@ fn new_stack(
     Ok(stack)
 }
 
-/// The only reader of the system clock.
-#[derive(Clone)]
-pub(crate) struct Clock {
-    start: std::time::Instant,
-}
-
-impl Clock {
-    #[expect(clippy::disallowed_methods, reason = "the worker is where time comes from")]
-    fn new() -> Self {
-        Self { start: std::time::Instant::now() }
-    }
-
-    pub(crate) fn now(&self) -> Instant {
-        let elapsed = self.start.elapsed();
-        Instant::from_micros(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
+impl<S: Inside> Drop for Worker<S> {
+    fn drop(&mut self) {
+        self.gateway.note_ends(self.clock.now());
     }
 }
 

@@ -12,7 +12,7 @@ use towpath_gateway::control::http::Response;
 use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::egress::name::Name;
 use towpath_gateway::egress::policy::{Policy, Verdict};
-use towpath_gateway::egress::rule::{Action, Check, Destination, FlowTo, Rule};
+use towpath_gateway::egress::rule::{Action, Check, Destination, FlowTo, Limits, Rule};
 
 use crate::config::args::{PolicyAction, PolicyArguments};
 use crate::config::{imported, policy_file};
@@ -70,7 +70,8 @@ fn listed(policy: &Policy) -> String {
     let mut text: String = policy.rules().iter().map(|rule| line(rule) + "\n").collect();
     let (default, floors) = (word(policy.default_action()), policy.has_floors());
     let floors = if floors { "closed addresses need override-floor" } else { "none is closed" };
-    text.push_str(&format!("default: {default}; {floors}\n"));
+    let bounds = bounds(policy.limits());
+    text.push_str(&format!("default: {default}; {floors}{bounds}\n"));
     text
 }
 
@@ -86,7 +87,14 @@ fn line(rule: &Rule) -> String {
     };
     let floor = if rule.overrides_floor { ", also closed addresses" } else { "" };
     let end = rule.expires.map(|end| format!(", until {end} s after 1970")).unwrap_or_default();
-    format!("{}: {} {} {ports}{check}{floor}{end}", rule.id, word(rule.action), to.join(","))
+    let (action, to, bounds) = (word(rule.action), to.join(","), bounds(rule.limits));
+    format!("{}: {action} {to} {ports}{check}{floor}{end}{bounds}", rule.id)
+}
+
+fn bounds(limits: Limits) -> String {
+    let flows = limits.flows.map(|most| format!(", at most {most} flows of a guest"));
+    let rate = limits.new_flows.map(|most| format!(", at most {most} new ones a second"));
+    flows.unwrap_or_default() + &rate.unwrap_or_default()
 }
 
 fn word(action: Action) -> &'static str {

@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("egress_attempts", &["python3", "dnsmasq"], attempts),
         Test::new("egress_replaced", &["python3", "dnsmasq"], replaced),
         Test::new("egress_options", &["python3", "dnsmasq"], options),
+        Test::new("egress_bounded", &["python3", "dnsmasq"], bounded),
         Test::new("egress_refused_at_start", &[], refused_at_start),
         Test::new(
             "egress_clients",
@@ -210,7 +211,7 @@ fn attempts(host: &mut Host) {
     let count = |part: &str| text.lines().filter(|line| line.contains(part)).count();
     assert!(text.lines().all(|line| line.starts_with('{') && line.ends_with('}')), "{text}");
     assert_eq!(count(r#""verdict":"allow""#), 11, "{text}");
-    assert_eq!(count(r#""verdict":"end","rule":"web""#), 7, "{text}");
+    assert_eq!(count(r#""verdict":"end","rule":"web""#), 8, "{text}");
     assert_eq!(count(r#""rule":"git","transport":"tcp","address":"192.0.2.2""#), 2, "{text}");
     assert_eq!(count("its greeting names no host"), 7, "{text}");
     assert_eq!(count("its greeting hides the name of the host"), 1, "{text}");
@@ -288,6 +289,49 @@ fn options(host: &mut Host) {
     assert_eq!(some, "gaierror b'GET ' gaierror gaierror\n");
     let most = run(&["--deny", "evil.example"]);
     assert_eq!(most, "b'GET ' b'GET ' b'GET ' gaierror\n");
+}
+
+/// Goal: a rule bounds the flows of a guest, those that end make room, and the audit has the bytes
+/// of each flow, also of one that is open when the program ends.
+fn bounded(host: &mut Host) {
+    let _outside = Outside::start(host);
+    let policy = format!(
+        "[egress]\nnew-flows = 1000\n[[egress.rule]]\nid = 'few'\naction = 'allow'\n\
+         to = '{OUTSIDE_V4}'\nports = ['tcp/5432', 'udp/443']\nflows = 3\n"
+    );
+    let policy = host.write("policy.toml", policy);
+    let audit = host.file("audit.jsonl");
+    let script = "import os, socket, sys, time\n\
+                  def begin():\n    \
+                  try: return socket.create_connection((sys.argv[1], 5432), 30)\n    \
+                  except OSError as error: print(os.strerror(error.errno))\n\
+                  datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+                  for _ in range(3):\n    \
+                  datagrams.sendto(b'abcd', (sys.argv[1], 443)); datagrams.recv(9)\n\
+                  first, second = begin(), begin()\n\
+                  begin()\n\
+                  first.sendall(b'hello'); assert first.recv(5, socket.MSG_WAITALL) == b'hello'\n\
+                  first.shutdown(socket.SHUT_WR); assert not first.recv(1)\n\
+                  for _ in range(1000):\n    \
+                  third = begin()\n    \
+                  if third: break\n    \
+                  time.sleep(0.01)\n\
+                  print('again' if third else 'never')\n";
+    let script = host.write("script.py", script);
+    let options: [OsString; 4] =
+        ["--egress".into(), policy.into(), "--audit".into(), audit.clone().into()];
+    let words: [OsString; 3] = ["python3".into(), script.into(), OUTSIDE_V4.into()];
+    let output = Towpath::new(options).run(words);
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stdout.starts_with("No route to host\n"), "{output:?}");
+    assert!(output.stdout.ends_with("again\n"), "{output:?}");
+    let text = std::fs::read_to_string(audit).expect("the audit");
+    let ends: Vec<_> = text.lines().filter(|line| line.contains(r#""verdict":"end""#)).collect();
+    assert_eq!(ends.len(), 4, "{text}");
+    let has = |parts: [&str; 2]| ends.iter().any(|end| parts.iter().all(|part| end.contains(part)));
+    assert!(has([r#""transport":"udp""#, r#""bytes_out":12,"bytes_in":12"#]), "{text}");
+    assert!(has([r#""transport":"tcp""#, r#""bytes_out":5,"bytes_in":5"#]), "{text}");
+    assert!(text.contains(r#""reason":"the guest has too many flows at once""#), "{text}");
 }
 
 /// Goal: a policy that is not valid starts nothing, and the message says what is wrong and where.

@@ -8,16 +8,20 @@
 //!   everywhere.
 //! - `"ports"`: `tcp/443`, `udp/5000-5100`, `tcp`, `udp`, `icmp`; nothing for all.
 //! - `"check"`: how a name is checked: `"sni"` or `"dns"`. `"none"` for addresses alone.
+//! - `"flows"`: most flows of a guest at once; `"new-flows"`: most that begin in a second. In the
+//!   policy, of all flows; in a rule that allows, of those that it allows.
 //! - `"override-floor": true`, `"expires": "2027-01-31"` or `"2027-01-31T12:00:00Z"`, `"id": TEXT`.
 //!
 //! Nothing unknown is accepted: a policy that is not wholly understood is none.
 
 use super::fields::{Fields, Wrong};
 use crate::egress::policy::Policy;
-use crate::egress::rule::{Action, Check, Destination, Ports, Rule, Transport};
+use crate::egress::rule::{Action, Check, Destination, Limits, Ports, Rule, Transport};
 
 /// Longest name of a rule, in characters.
 const ID_CHARS_MAX: usize = 64;
+/// Largest bound of flows. No instance has more.
+const FLOWS_MAX: u64 = 1 << 20;
 
 /// Parses a policy from all fields of the object.
 pub fn policy(mut fields: Fields) -> Result<Policy, Wrong> {
@@ -27,13 +31,15 @@ pub fn policy(mut fields: Fields) -> Result<Policy, Wrong> {
         "off" => Ok(false),
         _ => Err("expected strict or off".to_owned()),
     })?;
+    let limits = limits(&mut fields)?;
     let tables = fields.all("rule")?;
     let rules = tables.into_iter().zip(1..).map(|(table, number)| rule(table, number));
     let rules = rules.collect::<Result<Vec<_>, _>>()?;
     let path = fields.path().to_owned();
     fields.finish()?;
     let made = Policy::new(rules, default, has_floors.unwrap_or(true));
-    made.map_err(|error| Wrong { path, message: error.to_string() })
+    let made = made.map_err(|error| Wrong { path, message: error.to_string() })?;
+    Ok(made.with_limits(limits))
 }
 
 /// Parses one rule, the `number`th.
@@ -74,13 +80,29 @@ fn rule(mut fields: Fields, number: usize) -> Result<Rule, Wrong> {
         check: check.flatten().unwrap_or(Check::Greeting),
         overrides_floor: fields.yes_or_no("override-floor")?.unwrap_or(false),
         expires: fields.parsed_by("expires", moment)?,
+        limits: limits(&mut fields)?,
     };
+    if !rule.limits.is_none() && rule.action == Action::Deny {
+        let which = if rule.limits.flows.is_some() { "flows" } else { "new-flows" };
+        let message = format!("'{which}' bounds what a rule allows; this one denies");
+        return Err(fields.wrong(which, message));
+    }
     if rule.overrides_floor && rule.action == Action::Deny {
         let message = "only a rule that allows can override a floor".to_owned();
         return Err(fields.wrong("override-floor", message));
     }
     fields.finish()?;
     Ok(rule)
+}
+
+/// Parses the bounds of flows.
+fn limits(fields: &mut Fields) -> Result<Limits, Wrong> {
+    let mut bound = |name| {
+        let number = fields.number(name, 1, FLOWS_MAX)?;
+        // `FLOWS_MAX` fits.
+        Ok(number.map(|number| number as u32))
+    };
+    Ok(Limits { flows: bound("flows")?, new_flows: bound("new-flows")? })
 }
 
 /// Parses a rule of the command line: `DEST`, `DEST:PORT` or `DEST:FIRST-LAST`. Ports are those of
@@ -99,7 +121,16 @@ pub fn short_rule(action: Action, text: &str, id: String) -> Result<Rule, String
     });
     let ports = ports.transpose()?.unwrap_or_default();
     let check = Check::Greeting;
-    Ok(Rule { id, action, to: vec![to], ports, check, overrides_floor: false, expires: None })
+    Ok(Rule {
+        id,
+        action,
+        to: vec![to],
+        ports,
+        check,
+        overrides_floor: false,
+        expires: None,
+        limits: Limits::default(),
+    })
 }
 
 /// Splits a destination from its ports. IPv6 addresses with ports are in brackets.
@@ -257,6 +288,9 @@ mod tests {
             (allow(json!({ "to": "a", "check": "tls" })), "expected sni, dns or none"),
             (allow(json!({ "override-floor": "yes" })), "expected true or false"),
             (one(json!({ "action": "deny", "override-floor": true })), "only a rule that allows"),
+            (one(json!({ "action": "deny", "new-flows": 5 })), "'new-flows' bounds what a rule"),
+            (allow(json!({ "flows": 0 })), "'flows': expected a number from 1 to 1048576, got 0"),
+            (json!({ "new-flows": "many" }), "'new-flows': expected a number"),
             (allow(json!({ "expires": "tomorrow" })), ".rule.0.expires: 'expires': 'tomorrow'"),
             (allow(json!({ "expires": "2027-02-29" })), "expected a date"),
             (allow(json!({ "expires": "2027-01-31T12:00:00" })), "in UTC"),

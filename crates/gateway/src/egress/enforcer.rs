@@ -11,6 +11,7 @@ use crate::egress::greeting::Greeting;
 use crate::egress::learned::Learned;
 use crate::egress::name::Name;
 use crate::egress::pins::{Guest, Pins};
+use crate::egress::places::{Bucket, Place, Places, Scope};
 use crate::egress::policy::{Policy, PolicyError, Reason, RuleNumber, Verdict};
 use crate::egress::rule::{Action, FlowTo};
 use std::collections::HashMap;
@@ -48,13 +49,9 @@ struct State {
     by_rule: Vec<[u64; 2]>,
     pins: Pins,
     own: HashMap<IpAddr, (bool, Instant)>,
-    questions: HashMap<Guest, Allowance>,
-}
-
-/// How many questions a guest may ask now.
-struct Allowance {
-    left: u32,
-    at: Instant,
+    places: Places,
+    /// How many questions each guest may ask.
+    questions: HashMap<Guest, Bucket>,
 }
 
 /// Counters of an enforcer. Their names are those of reports.
@@ -96,8 +93,8 @@ pub enum Decision {
     Deny,
 }
 
-/// A flow that was judged.
-#[derive(Clone, Debug)]
+/// A flow that was judged. It counts under the bounds of flows until it is dropped.
+#[derive(Debug)]
 pub struct Admission {
     guest: Guest,
     to: FlowTo,
@@ -106,6 +103,8 @@ pub struct Admission {
     name: Option<Name>,
     generation: u64,
     begun: Instant,
+    /// Its places among all flows of the guest, and among those of the rule.
+    places: [Option<Place>; 2],
 }
 
 /// What becomes of a message to or from a resolver.
@@ -144,6 +143,7 @@ impl Enforcer {
             counters: Counters::default(),
             pins: Pins::default(),
             own: HashMap::new(),
+            places: Places::default(),
             questions: HashMap::new(),
         };
         Self { generation: AtomicU64::new(1), state: Mutex::new(state) }
@@ -179,6 +179,7 @@ impl Enforcer {
         let mut state = self.state();
         state.by_rule = vec![[0; 2]; policy.rules().len() + 1];
         state.policy = policy;
+        state.places.forget_rules();
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -205,8 +206,9 @@ impl Enforcer {
         if let Some((learned, _)) = &mut state.learned {
             learned.note(to, state.pins.latest(guest, to.address, now));
         }
-        let mut admission = Admission { guest, to, rule: None, name: None, generation, begun: now };
-        match verdict {
+        let (rule, name, places) = (None, None, [None, None]);
+        let mut admission = Admission { guest, to, rule, name, generation, begun: now, places };
+        match state.bounded(&mut admission, verdict, now) {
             Verdict::Greeting => Decision::Greeting(admission),
             Verdict::Allow(rule) => {
                 admission.rule = rule;
@@ -240,7 +242,7 @@ impl Enforcer {
             Greeting::Hidden => Verdict::Deny(None, Reason::HiddenName),
             Greeting::Unnamed | Greeting::Partial => Verdict::Deny(None, Reason::NoName),
         };
-        match verdict {
+        match state.bounded(admission, verdict, now) {
             Verdict::Allow(rule) => {
                 admission.rule = rule;
                 state.allow(admission);
@@ -269,6 +271,7 @@ impl Enforcer {
         }
         admission.generation = generation;
         let mut state = self.state();
+        let state = &mut *state;
         let is_own = state.is_own(SocketAddr::new(admission.to.address, admission.to.port), now);
         let (policy, to, time) = (&state.policy, admission.to, unix_time());
         let verdict = match &admission.name {
@@ -281,6 +284,7 @@ impl Enforcer {
         match verdict {
             Verdict::Allow(rule) => {
                 admission.rule = rule;
+                state.keep(admission, now);
                 true
             }
             Verdict::Deny(rule, reason) => {
@@ -358,6 +362,7 @@ impl Enforcer {
     pub fn forget(&self, guest: Guest) {
         let mut state = self.state();
         state.pins.forget(guest);
+        state.places.forget(guest);
         state.questions.remove(&guest);
     }
 
@@ -433,6 +438,44 @@ impl State {
         self.policy.judge_named(*to, name, names, is_own, unix_time())
     }
 
+    /// Gives a flow that begins or has greeted its places, or denies it if it meets a bound. The
+    /// rule is known only once the flow is allowed.
+    fn bounded(&mut self, admission: &mut Admission, verdict: Verdict, now: Instant) -> Verdict {
+        let rule = match verdict {
+            Verdict::Deny(..) => return verdict,
+            Verdict::Allow(rule) => Some(rule),
+            Verdict::Greeting => None,
+        };
+        let guest = admission.guest;
+        let places = &mut admission.places;
+        let mut take = |place: &mut Option<Place>, scope, limits| {
+            if place.is_none() {
+                *place = self.places.take(guest, scope, limits, now)?;
+            }
+            Ok(())
+        };
+        let policy = &self.policy;
+        let taken = take(&mut places[0], Scope::Guest, policy.limits()).and_then(|()| match rule {
+            Some(rule) => take(&mut places[1], Scope::Rule(rule), policy.rule_limits(rule)),
+            None => Ok(()),
+        });
+        match taken {
+            Ok(()) => verdict,
+            Err(reason) => Verdict::Deny(rule.flatten(), reason),
+        }
+    }
+
+    /// Counts an open flow under the bounds of a new policy.
+    fn keep(&mut self, admission: &mut Admission, now: Instant) {
+        let Admission { guest, rule, places: [all, by_rule], .. } = admission;
+        let limits = self.policy.rule_limits(*rule);
+        *by_rule = self.places.keep(*guest, Scope::Rule(*rule), limits, now);
+        let limits = self.policy.limits();
+        if all.is_none() || limits.is_none() {
+            *all = self.places.keep(*guest, Scope::Guest, limits, now);
+        }
+    }
+
     /// Counts a flow by the rule that decided.
     fn count(&mut self, rule: RuleNumber, place: usize) {
         let default = self.by_rule.len() - 1;
@@ -447,17 +490,9 @@ impl State {
 
     /// Returns true if a guest may ask another question now.
     fn may_ask(&mut self, guest: Guest, now: Instant) -> bool {
-        let allowance = self.questions.entry(guest);
-        let allowance = allowance.or_insert(Allowance { left: QUESTIONS_BURST, at: now });
-        let earned = now.since(allowance.at).as_millis() * u128::from(QUESTIONS_PER_SECOND) / 1000;
-        if earned > 0 {
-            let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-            allowance.left = allowance.left.saturating_add(earned).min(QUESTIONS_BURST);
-            allowance.at = now;
-        }
-        let may = allowance.left > 0;
-        allowance.left -= u32::from(may);
-        may
+        let bucket = self.questions.entry(guest);
+        let bucket = bucket.or_insert_with(|| Bucket::full(QUESTIONS_BURST, now));
+        bucket.take(QUESTIONS_PER_SECOND, QUESTIONS_BURST, now)
     }
 
     /// Returns true if an address is one of this host: a socket that is connected to it has the

@@ -1,7 +1,7 @@
 //! Which destinations a network may reach.
 //!
-//! Order of the modules: `name` and `address`, `rule`, `resolvers`, `pins`, `policy`, `greeting`,
-//! `learned`, `audit`, `dns`, `enforcer`.
+//! Order of the modules: `name` and `address`, `rule`, `resolvers`, `pins`, `policy`, `places`,
+//! `greeting`, `learned`, `audit`, `dns`, `enforcer`.
 
 pub mod address;
 pub mod audit;
@@ -11,6 +11,7 @@ pub mod greeting;
 mod learned;
 pub mod name;
 pub mod pins;
+mod places;
 pub mod policy;
 mod resolvers;
 pub mod rule;

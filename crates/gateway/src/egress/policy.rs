@@ -16,7 +16,7 @@
 use crate::egress::address::{Floor, Net, floor_of, forms};
 use crate::egress::name::{Name, NamePattern};
 use crate::egress::resolvers::{is_resolver, is_resolver_name};
-use crate::egress::rule::{Action, Check, Destination, FlowTo, Rule, Transport};
+use crate::egress::rule::{Action, Check, Destination, FlowTo, Limits, Rule, Transport};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
@@ -30,6 +30,7 @@ pub struct Policy {
     rules: Vec<Rule>,
     default: Action,
     has_floors: bool,
+    limits: Limits,
     index: Index,
 }
 
@@ -86,6 +87,10 @@ pub enum Reason {
     NoName,
     /// The greeting hides its name (Encrypted Client Hello).
     HiddenName,
+    /// The guest has as many flows as it may have.
+    TooManyFlows,
+    /// The guest has begun as many flows in this second as it may.
+    TooManyNewFlows,
 }
 
 impl fmt::Display for Reason {
@@ -98,6 +103,8 @@ impl fmt::Display for Reason {
             Self::OtherName => f.write_str("the name in its greeting has another address"),
             Self::NoName => f.write_str("its greeting names no host"),
             Self::HiddenName => f.write_str("its greeting hides the name of the host"),
+            Self::TooManyFlows => f.write_str("the guest has too many flows at once"),
+            Self::TooManyNewFlows => f.write_str("the guest begins too many flows in a second"),
         }
     }
 }
@@ -143,7 +150,7 @@ impl Policy {
                 }
             }
         }
-        Ok(Self { rules, default, has_floors, index })
+        Ok(Self { rules, default, has_floors, limits: Limits::default(), index })
     }
 
     /// Returns the rules, in their order.
@@ -159,6 +166,22 @@ impl Policy {
     /// Returns true if closed addresses need a rule that overrides their floor.
     pub fn has_floors(&self) -> bool {
         self.has_floors
+    }
+
+    /// Bounds all flows of each guest.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Returns the bounds of all flows of each guest.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Returns the bounds of the flows that a rule allows to each guest.
+    pub fn rule_limits(&self, rule: RuleNumber) -> Limits {
+        self.rule(rule).map_or_else(Limits::default, |rule| rule.limits)
     }
 
     /// Returns the name of a rule in reports: its `id`, or `default`.
@@ -328,6 +351,7 @@ mod tests {
             check,
             overrides_floor: false,
             expires: None,
+            limits: Limits::default(),
         }
     }
 

@@ -183,6 +183,22 @@ pub enum DestinationError {
     Net(#[from] NetError),
 }
 
+/// Bounds of the flows of a guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Most flows at once.
+    pub flows: Option<u32>,
+    /// Most flows that begin in a second. As many may begin at once after a quiet second.
+    pub new_flows: Option<u32>,
+}
+
+impl Limits {
+    /// Returns true if nothing is bounded.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// A rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
@@ -200,6 +216,8 @@ pub struct Rule {
     pub overrides_floor: bool,
     /// The rule matches nothing from then on, in seconds since 1970-01-01 UTC.
     pub expires: Option<u64>,
+    /// Bounds of the flows that the rule allows to each guest.
+    pub limits: Limits,
 }
 
 impl Rule {

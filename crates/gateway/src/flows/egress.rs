@@ -34,16 +34,24 @@ pub(super) type Way = (Option<u16>, SocketAddr, SocketAddr);
 pub(super) struct Egress {
     pub(super) enforcer: Arc<Enforcer>,
     destinations: HashMap<Way, Destination>,
-    /// The destination of the last datagram, if none of its datagrams is read: most datagrams have
-    /// the same as the one before.
-    latest: Option<Way>,
+    latest: Option<Latest>,
     /// The policy that the open flows were judged by.
     pub(super) generation: u64,
+}
+
+/// The destination of the last datagram, if none of its datagrams is read: most datagrams have the
+/// same as the one before.
+struct Latest {
+    way: Way,
+    /// Bytes out and in that its destination does not have yet.
+    bytes: [u64; 2],
 }
 
 /// A destination of datagrams that is allowed, or greeted.
 pub(super) struct Destination {
     admission: Admission,
+    /// Bytes of payload from and to the program.
+    bytes: [u64; 2],
     /// What was said there, if the greeting decides.
     talk: Option<Box<Talk>>,
     used_at: Instant,
@@ -124,17 +132,61 @@ impl Egress {
                 Decision::Deny => return None,
             };
             if self.destinations.len() >= REMEMBERED_MAX {
-                self.destinations.retain(|_, known| known.admission.guest() != guest);
+                self.end_where(|known| known.admission.guest() == guest, now);
             }
             if self.destinations.len() >= REMEMBERED_MAX {
                 return None;
             }
-            self.destinations.insert(way, Destination { admission, talk, used_at: now });
+            let destination = Destination { admission, bytes: [0; 2], talk, used_at: now };
+            self.destinations.insert(way, destination);
         }
+        self.settle(now);
         let destination = self.destinations.get_mut(&way)?;
         destination.used_at = now;
-        self.latest = destination.talk.is_none().then_some(way);
+        self.latest = destination.talk.is_none().then_some(Latest { way, bytes: [0; 2] });
         Some(destination)
+    }
+
+    /// Gives the latest destination the bytes that were counted for it.
+    fn settle(&mut self, now: Instant) {
+        let Some(Latest { way, bytes: [out, into] }) = self.latest.take() else { return };
+        if let Some(destination) = self.destinations.get_mut(&way)
+            && out + into > 0
+        {
+            destination.used_at = now;
+            destination.bytes[0] += out;
+            destination.bytes[1] += into;
+        }
+    }
+
+    /// Counts bytes out and in of a flow.
+    fn count(&mut self, way: Way, [out, into]: [u64; 2], now: Instant) {
+        let bytes = match &mut self.latest {
+            Some(latest) if latest.way == way => &mut latest.bytes,
+            _ => {
+                let Some(destination) = self.destinations.get_mut(&way) else { return };
+                destination.used_at = now;
+                &mut destination.bytes
+            }
+        };
+        bytes[0] += out;
+        bytes[1] += into;
+    }
+
+    /// Counts bytes of a host to the program.
+    pub(super) fn count_in(&mut self, way: Way, bytes: usize, now: Instant) {
+        self.count(way, [0, bytes as u64], now);
+    }
+
+    /// Ends the flows that `is_over` is true for.
+    fn end_where(&mut self, is_over: impl Fn(&Destination) -> bool, now: Instant) {
+        self.settle(now);
+        let ended = self.destinations.extract_if(|_, destination| is_over(destination));
+        for (_, Destination { admission, bytes, talk, .. }) in ended {
+            if talk.is_none_or(|talk| talk.is_allowed) {
+                self.enforcer.ended(&admission, bytes, now);
+            }
+        }
     }
 
     /// Returns true if the program may ask this address for echoes.
@@ -158,21 +210,17 @@ impl Egress {
 
     /// Forgets destinations that have been idle too long.
     pub(super) fn expire(&mut self, now: Instant) {
-        let latest = self.latest.take();
-        if let Some(latest) = latest.and_then(|way| self.destinations.get_mut(&way)) {
-            latest.used_at = now;
-        }
-        self.destinations.retain(|_, destination| now.since(destination.used_at) < IDLE);
+        self.end_where(|destination| now.since(destination.used_at) >= IDLE, now);
     }
 
     /// Judges the destinations of datagrams by a new policy.
     fn review(&mut self, now: Instant) {
+        self.settle(now);
         let enforcer = &self.enforcer;
         self.destinations.retain(|_, Destination { admission, talk, .. }| {
             let is_greeting = talk.as_ref().is_some_and(|talk| !talk.is_allowed);
             !is_greeting && enforcer.review(admission, now)
         });
-        self.latest = None;
     }
 }
 
@@ -187,7 +235,9 @@ impl Gateway {
     ) -> Option<Datagram> {
         let Some(egress) = &mut self.egress else { return Some(datagram) };
         let way = (datagram.packet.ingress(), datagram.remote, to);
-        if egress.latest == Some(way) {
+        let len = datagram.packet.payload_len() as u64;
+        if let Some(latest) = egress.latest.as_mut().filter(|latest| latest.way == way) {
+            latest.bytes[0] += len;
             return Some(datagram);
         }
         let enforcer = egress.enforcer.clone();
@@ -196,6 +246,8 @@ impl Gateway {
         match passage {
             Passage::Pass => {
                 let held = egress.take_held(way);
+                let held_len = held.iter().map(|held| held.packet.payload_len() as u64);
+                egress.count(way, [len + held_len.sum::<u64>(), 0], io.now);
                 for earlier in held {
                     self.forward_datagram(earlier, io);
                 }
@@ -304,10 +356,22 @@ impl Gateway {
         stack.udp_send(packet, from, to, None, &mut context);
     }
 
+    /// All flows end, as the worker does: the audit gets their bytes.
+    pub(crate) fn note_ends(&mut self, now: Instant) {
+        self.note_tcp_ends(now);
+        if let Some(egress) = &mut self.egress {
+            egress.end_where(|_| true, now);
+        }
+    }
+
     /// Takes out the destinations of these buckets.
-    pub(super) fn take_destinations(&mut self, buckets: &Buckets) -> MovedDestinations {
+    pub(super) fn take_destinations(
+        &mut self,
+        buckets: &Buckets,
+        now: Instant,
+    ) -> MovedDestinations {
         let Some(egress) = &mut self.egress else { return Vec::new() };
-        egress.latest = None;
+        egress.settle(now);
         let is_wanted = |way: &Way, _: &mut Destination| buckets.contains(of_port(way.1.port()));
         egress.destinations.extract_if(is_wanted).collect()
     }

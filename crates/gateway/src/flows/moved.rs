@@ -62,7 +62,7 @@ impl Gateway {
             pings: self.take_pings(buckets, io),
             accepted: self.listeners.take_handed_over(buckets),
             messages: self.newcomers.take_messages(is_wanted),
-            destinations: self.take_destinations(buckets),
+            destinations: self.take_destinations(buckets, io.now),
         }
     }
 

@@ -1,7 +1,7 @@
 //! An enforcer, asked as a gateway asks it.
 
 use super::*;
-use crate::egress::rule::{Check, Destination, Rule};
+use crate::egress::rule::{Check, Destination, Limits, Rule};
 
 fn rule(id: &str, to: &str, check: Check) -> Rule {
     Rule {
@@ -12,6 +12,7 @@ fn rule(id: &str, to: &str, check: Check) -> Rule {
         check,
         overrides_floor: false,
         expires: None,
+        limits: Limits::default(),
     }
 }
 
@@ -169,4 +170,54 @@ fn what_was_learned_is_written() {
     for line in ["to = \"a.example\"", "override-floor = true", "ports = [\"udp/53\"]"] {
         assert!(text.contains(line), "{text}");
     }
+}
+
+/// Goal: a flow beyond a bound is denied with its reason, also after its greeting; flows that end
+/// make room; a new policy keeps the open ones and counts them.
+#[test]
+fn flows_are_bounded_for_each_guest_and_rule() {
+    let limits = |flows, new_flows| Limits { flows, new_flows };
+    let policy = |most| {
+        let mut net = rule("net", "192.0.2.0/24", Check::Greeting);
+        net.limits = limits(Some(most), None);
+        let mut name = rule("name", "a.example", Check::Greeting);
+        name.limits = limits(None, Some(1));
+        let policy = Policy::new(vec![net, name], Action::Deny, true).unwrap();
+        policy.with_limits(limits(Some(4), None))
+    };
+    let enforcer = Enforcer::new(policy(2), None);
+    let to = flow("tcp://192.0.2.1:443");
+    let begin = |guest, to| match enforcer.begin(guest, to, at(0)) {
+        Decision::Allow(admission) | Decision::Greeting(admission) => Some(admission),
+        Decision::Deny => None,
+    };
+    let first = begin(None, to).unwrap();
+    let mut second = begin(None, to).unwrap();
+    assert!(begin(None, to).is_none());
+    assert!(begin(Some(3), to).is_some(), "another guest has its own flows");
+    drop(first);
+    let third = begin(None, to).unwrap();
+    // A rule for a name counts once the greeting has the name.
+    assert_eq!(enforcer.answer(None, &answer("a.example", [203, 0, 113, 1]), at(0)), Message::Pass);
+    let named_to = flow("tcp://203.0.113.1:443");
+    let mut greeting = begin(None, named_to).unwrap();
+    assert!(enforcer.greeted(&mut greeting, &named("a.example"), at(0)));
+    let mut another = begin(None, named_to).unwrap();
+    assert!(begin(None, named_to).is_none(), "the guest has four flows");
+    assert!(!enforcer.greeted(&mut another, &named("a.example"), at(0)), "the second in a second");
+    drop(another);
+    let mut another = begin(None, named_to).unwrap();
+    assert!(enforcer.greeted(&mut another, &named("a.example"), at(2)));
+    drop((greeting, another));
+    // Two open flows exceed the bound of a new policy, and stay.
+    enforcer.set_policy(policy(1));
+    let mut third = third;
+    assert!(enforcer.review(&mut second, at(3)) && enforcer.review(&mut third, at(3)));
+    drop(second);
+    assert!(begin(None, to).is_none());
+    drop(third);
+    assert!(begin(None, to).is_some());
+    let denied = enforcer.summary().by_rule;
+    assert_eq!(denied[0], ("net".to_owned(), [1, 1]), "{denied:?}");
+    assert_eq!(enforcer.summary().counters.denied, 4);
 }

@@ -159,6 +159,11 @@ impl Gateway {
         }
     }
 
+    /// All flows end.
+    pub(in crate::flows) fn note_tcp_ends(&self, now: Instant) {
+        self.tcp.flows.iter().flatten().for_each(|flow| self.note_end(flow, now));
+    }
+
     /// A flow has ended: the audit gets its bytes.
     pub(super) fn note_end(&self, flow: &Flow, now: Instant) {
         if let (Some(egress), Some(gate)) = (&self.egress, &flow.gate)

@@ -31,6 +31,9 @@ impl Gateway {
             }
         }
         flow.tally.bytes[1] += bytes as u64;
+        if let (Some(egress), Share::Guest(guest)) = (&mut self.egress, flow.share) {
+            egress.count_in((guest, to, datagram.from), bytes, io.now);
+        }
         if self.egress.is_some() && matches!(flow.realm, Realm::Dns(_)) {
             let Share::Guest(guest) = flow.share else { return };
             let size = size.map_or(bytes, |size| usize::from(size.get()));

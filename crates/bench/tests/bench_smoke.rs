@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(5);
 
 /// The names that other documents and stored figures refer to.
-const CASES: [&str; 51] = [
+const CASES: [&str; 54] = [
     "ready",
     "idle_rss",
     "idle_cpu",
@@ -33,6 +33,9 @@ const CASES: [&str; 51] = [
     "tcp_in_mtu1500_8flows",
     "tcp_in_mtu1500_8flows_cpu_gateway",
     "tcp_in_mtu1500_8flows_cpu_all",
+    "outside_out_1flow",
+    "outside_out_1flow_cpu_gateway",
+    "outside_out_1flow_cpu_all",
     "loopback_out_1flow",
     "loopback_out_1flow_cpu_gateway",
     "loopback_out_1flow_cpu_all",

@@ -4,7 +4,7 @@ use towpath_gateway::egress::enforcer::{Enforcer, Message};
 use towpath_gateway::egress::greeting::{self, Greeting, quic::Conversation};
 use towpath_gateway::egress::name::NamePattern;
 use towpath_gateway::egress::policy::Policy;
-use towpath_gateway::egress::rule::{Action, Check, Destination, Rule};
+use towpath_gateway::egress::rule::{Action, Check, Destination, Limits, Rule};
 use towpath_net::time::Instant;
 
 /// Reads a byte that chooses the format, and a message.
@@ -50,6 +50,7 @@ fn enforcer() -> Enforcer {
         check: Check::Greeting,
         overrides_floor: false,
         expires: None,
+        limits: Limits::default(),
     };
     Enforcer::new(Policy::new(vec![rule], Action::Deny, true).expect("one rule"), None)
 }

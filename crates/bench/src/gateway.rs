@@ -166,7 +166,7 @@ impl<'a> Joined<'a> {
     /// Starts its gateway and waits until it works.
     fn start(&'a self) -> anyhow::Result<Live<'a>> {
         let server = Server::start(None)?;
-        let command = self.setup.command(self.network.holder(), self.scratch);
+        let command = self.setup.command(self.network.holder(), self.scratch)?;
         let started = Stopwatch::start();
         let mut gateway = command.map(|mut command| Running::start(&mut command)).transpose()?;
         let mut ready = None;

@@ -6,6 +6,8 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fmt;
+use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,8 @@ pub(super) enum Peer {
     Workers,
     /// This program, which lends what it sends to other machines.
     Lending,
+    /// This program with a policy of a thousand rules.
+    Policy,
     /// pasta, with MTU 1500 and 65520.
     Pasta,
     /// slirp4netns, with MTU 1500 and 65520.
@@ -48,15 +52,27 @@ pub(super) struct Setup {
 pub(super) enum System {
     /// This program.
     Towpath,
-    /// This program with [`WORKERS`] workers.
-    Workers,
-    /// This program with `--lend-to-host always`.
-    Lending,
+    /// This program, set up in another way.
+    Variant(Variant),
     Pasta,
     Slirp4netns,
     Gvproxy,
     Veth,
 }
+
+/// Another way to set up this program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Variant {
+    /// With [`WORKERS`] workers.
+    Workers,
+    /// With `--lend-to-host always`.
+    Lending,
+    /// With a policy of [`RULES`] rules, of which the last allows the flows.
+    Policy,
+}
+
+/// Rules of a policy: half of them for networks, half for names.
+const RULES: usize = 1000;
 
 /// The setups: towpath first, then the peers at the MTUs to compare.
 pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
@@ -73,8 +89,9 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
                 add(System::Towpath, MTU_LARGE);
                 continue;
             }
-            Peer::Workers => System::Workers,
-            Peer::Lending => System::Lending,
+            Peer::Workers => System::Variant(Variant::Workers),
+            Peer::Lending => System::Variant(Variant::Lending),
+            Peer::Policy => System::Variant(Variant::Policy),
             Peer::Pasta => System::Pasta,
             Peer::Slirp4netns => System::Slirp4netns,
             Peer::Gvproxy => System::Gvproxy,
@@ -93,12 +110,20 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
 impl Setup {
     /// The command that joins the network held by process `holder`; `None` for the kernel. Sockets
     /// go to the folder `scratch`.
-    pub(super) fn command(self, holder: i32, scratch: &Path) -> Option<Command> {
+    ///
+    /// # Errors
+    /// The file of the policy cannot be written.
+    pub(super) fn command(self, holder: i32, scratch: &Path) -> io::Result<Option<Command>> {
         let (mtu, joined) = (self.mtu.to_string(), IPERF_PORT.to_string());
         let netns = format!("/proc/{holder}/ns/net");
-        Some(match self.system {
-            System::Towpath | System::Workers | System::Lending => {
+        Ok(Some(match self.system {
+            System::Towpath | System::Variant(_) => {
                 let mut command = self.attach();
+                if self.system == System::Variant(Variant::Policy) {
+                    let file = scratch.join(format!("policy-{holder}.toml"));
+                    fs::write(&file, policy())?;
+                    command.arg("--egress").arg(file);
+                }
                 command.args(["--map-host-loopback", &TOWPATH_V4.to_string()]);
                 command.args(["--map-host-loopback", &TOWPATH_V6.to_string()]);
                 command.args(["--host-tcp-ports", &joined]).arg(holder.to_string());
@@ -123,8 +148,8 @@ impl Setup {
                 command.args(["-ec", GVPROXY, "sh"]).args([&netns, &mtu]).arg(socket);
                 command
             }
-            System::Veth => return None,
-        })
+            System::Veth => return Ok(None),
+        }))
     }
 
     /// The command that joins another such network, with its port [`IPERF_PORT`] published on the
@@ -133,7 +158,7 @@ impl Setup {
         let (mtu, spec) = (self.mtu.to_string(), format!("127.0.0.1/{port}:{IPERF_PORT}"));
         let netns = format!("/proc/{holder}/ns/net");
         Some(match self.system {
-            System::Towpath | System::Workers | System::Lending => {
+            System::Towpath | System::Variant(_) => {
                 let mut command = self.attach();
                 command.args(["--join-published", "-t", &spec]).arg(holder.to_string());
                 command
@@ -151,11 +176,11 @@ impl Setup {
 
     /// The start of a command `towpath`; this program acts as it under that name.
     fn attach(self) -> Command {
-        let workers = if self.system == System::Workers { WORKERS } else { 1 };
+        let workers = if self.system == System::Variant(Variant::Workers) { WORKERS } else { 1 };
         let mut command = Command::new("/proc/self/exe");
         command.arg0(towpath_cli::NAME).args(["attach", "--quiet", "--mtu", &self.mtu.to_string()]);
         command.args(["--workers", &workers.to_string()]);
-        if self.system == System::Lending {
+        if self.system == System::Variant(Variant::Lending) {
             command.args(["--lend-to-host", "always"]);
         }
         command
@@ -165,8 +190,8 @@ impl Setup {
     /// not.
     pub(super) fn outside(self, ipv6: bool) -> Option<IpAddr> {
         match self.system {
-            System::Towpath | System::Workers | System::Lending if ipv6 => Some(OUTSIDE_V6.into()),
-            System::Towpath | System::Workers | System::Lending => Some(OUTSIDE_V4.into()),
+            System::Towpath | System::Variant(_) if ipv6 => Some(OUTSIDE_V6.into()),
+            System::Towpath | System::Variant(_) => Some(OUTSIDE_V4.into()),
             // It maps this address to the host's loopback, or has no route to it.
             System::Pasta | System::Slirp4netns | System::Gvproxy | System::Veth => None,
         }
@@ -176,8 +201,8 @@ impl Setup {
     /// pair.
     pub(super) fn target(self, ipv6: bool, subnet: u8) -> Option<IpAddr> {
         Some(match (self.system, ipv6) {
-            (System::Towpath | System::Workers | System::Lending, false) => TOWPATH_V4.into(),
-            (System::Towpath | System::Workers | System::Lending, true) => TOWPATH_V6.into(),
+            (System::Towpath | System::Variant(_), false) => TOWPATH_V4.into(),
+            (System::Towpath | System::Variant(_), true) => TOWPATH_V6.into(),
             (System::Pasta, false) => OUTSIDE_V4.into(),
             (System::Pasta, true) => OUTSIDE_V6.into(),
             (System::Slirp4netns, false) => Ipv4Addr::new(10, 0, 2, 2).into(),
@@ -194,7 +219,7 @@ impl Setup {
     /// The address on the program's own loopback that leads to iperf3's server on the host.
     pub(super) fn loopback(self) -> Option<IpAddr> {
         match self.system {
-            System::Towpath | System::Workers | System::Lending | System::Pasta => {
+            System::Towpath | System::Variant(_) | System::Pasta => {
                 Some(Ipv4Addr::LOCALHOST.into())
             }
             System::Slirp4netns | System::Gvproxy | System::Veth => None,
@@ -202,11 +227,25 @@ impl Setup {
     }
 }
 
+/// Returns a policy whose last rule allows the flows of the benchmark.
+fn policy() -> String {
+    let mut text = String::from("[egress]\n");
+    for number in 0..RULES - 1 {
+        let (high, low) = (number / 256, number % 256);
+        let to = match number % 2 {
+            0 => format!("10.{high}.{low}.0/24"),
+            _ => format!("*.host-{number}.example"),
+        };
+        text += &format!("[[egress.rule]]\naction = 'allow'\nto = '{to}'\nports = 'tcp/443'\n");
+    }
+    text + "[[egress.rule]]\naction = 'allow'\noverride-floor = true\n"
+}
+
 impl System {
     /// The program that must be installed.
     pub(super) fn program(self) -> Option<&'static str> {
         match self {
-            System::Towpath | System::Workers | System::Lending | System::Veth => None,
+            System::Towpath | System::Variant(_) | System::Veth => None,
             System::Pasta => Some("pasta"),
             System::Slirp4netns => Some("slirp4netns"),
             System::Gvproxy => Some("gvproxy"),
@@ -219,8 +258,9 @@ impl fmt::Display for Setup {
         match self.system {
             System::Towpath if self.mtu == MTU_ORDINARY => write!(f, "towpath"),
             System::Towpath => write!(f, "towpath@{}", self.mtu),
-            System::Workers => write!(f, "towpath@{WORKERS}workers"),
-            System::Lending => write!(f, "towpath@lending"),
+            System::Variant(Variant::Workers) => write!(f, "towpath@{WORKERS}workers"),
+            System::Variant(Variant::Lending) => write!(f, "towpath@lending"),
+            System::Variant(Variant::Policy) => write!(f, "towpath@policy"),
             System::Pasta => write!(f, "pasta@{}", self.mtu),
             System::Slirp4netns => write!(f, "slirp4netns@{}", self.mtu),
             System::Gvproxy => write!(f, "gvproxy@{}", self.mtu),
@@ -282,11 +322,11 @@ mod tests {
 
     #[test]
     fn towpath_is_first_and_setups_are_unique() {
-        use Peer::{Lending, None, Pasta, Towpath, Veth, Workers};
-        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, Workers, Lending]);
+        use Peer::{Lending, None, Pasta, Policy, Towpath, Veth, Workers};
+        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, Workers, Lending, Policy]);
         let names: Vec<_> = setups.iter().map(Setup::to_string).collect();
         let expected = ["towpath", "veth@1500", "towpath@65520", "pasta@1500", "pasta@65520"];
         assert_eq!(names[..5], expected);
-        assert_eq!(names[5..], ["towpath@2workers", "towpath@lending"]);
+        assert_eq!(names[5..], ["towpath@2workers", "towpath@lending", "towpath@policy"]);
     }
 }

@@ -12,8 +12,10 @@ use crate::owners::{Buckets, of_port};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 use towpath_net::stack::{Datagram, TcpHandle, Unreachable};
 use towpath_net::time::Instant;
+use towpath_packet::sync::{AtomicUsize, Ordering};
 use towpath_packet::{Ledger, Packet, Site};
 
 /// Most destinations of datagrams that are remembered, about 150 bytes each. At the bound those of
@@ -23,6 +25,17 @@ const REMEMBERED_MAX: usize = 65_536;
 /// at most 300, with options.
 const QUESTION_BYTES_MAX: usize = 1232;
 
+/// Most memory of a guest's conversations, in bytes: what their clients have said, and datagrams
+/// that wait for a greeting. A usual one needs 5 KiB. Beyond, another one is denied.
+const TALKS_BYTES_MAX: usize = 4 << 20;
+/// What a datagram that waits counts for, in bytes. It keeps a frame, which all guests need for
+/// their packets, so it counts for several: a guest has 256 small or 16 large ones.
+const HELD_BYTES: usize = 16 << 10;
+const HELD_LARGE_BYTES: usize = 256 << 10;
+/// Longest payload that is in a small frame.
+const SMALL_MAX: usize = 2 << 10;
+/// Longest time for a greeting. Clients send it at once, and again within a second.
+pub(super) const GREETING_WITHIN: Duration = Duration::from_secs(10);
 /// Datagrams that wait until the greeting of their conversation is whole. A hello fits two.
 const HELD_MAX: usize = 4;
 
@@ -34,6 +47,10 @@ pub(super) type Way = (Option<u16>, SocketAddr, SocketAddr);
 pub(super) struct Egress {
     pub(super) enforcer: Arc<Enforcer>,
     destinations: HashMap<Way, Destination>,
+    /// When idle ones are looked for; `None` without destinations.
+    sweep_at: Option<Instant>,
+    /// Memory of the conversations of each guest.
+    memory: HashMap<Option<u16>, Arc<AtomicUsize>>,
     latest: Option<Latest>,
     /// The policy that the open flows were judged by.
     pub(super) generation: u64,
@@ -58,12 +75,43 @@ pub(super) struct Destination {
 }
 
 /// A conversation over QUIC.
-#[derive(Default)]
 struct Talk {
     conversation: Conversation,
     is_allowed: bool,
     /// Datagrams that wait until the greeting is whole.
     held: Vec<Datagram>,
+    /// Memory of the guest's conversations, and the part of this one.
+    memory: Arc<AtomicUsize>,
+    charged: usize,
+}
+
+impl Talk {
+    fn new(memory: Arc<AtomicUsize>) -> Self {
+        let (conversation, held) = (Conversation::default(), Vec::new());
+        Self { conversation, is_allowed: false, held, memory, charged: 0 }
+    }
+
+    /// Charges the guest for what the conversation keeps. Returns false if the guest has too much.
+    fn charge(&mut self) -> bool {
+        let frame = |datagram: &Datagram| match datagram.packet.payload_len() {
+            0..=SMALL_MAX => HELD_BYTES,
+            _ => HELD_LARGE_BYTES,
+        };
+        let held = self.held.iter().map(frame).sum::<usize>();
+        let needed = self.conversation.memory() + held;
+        // The sum orders nothing else. A conversation that has moved is charged by two workers.
+        self.memory.fetch_add(needed, Ordering::Relaxed);
+        let before = self.memory.fetch_sub(self.charged, Ordering::Relaxed);
+        let all = before - self.charged;
+        self.charged = needed;
+        all <= TALKS_BYTES_MAX
+    }
+}
+
+impl Drop for Talk {
+    fn drop(&mut self) {
+        self.memory.fetch_sub(self.charged, Ordering::Relaxed);
+    }
 }
 
 /// Destinations between two workers.
@@ -110,6 +158,10 @@ impl Destination {
                 }
             }
         }
+        if !talk.charge() {
+            by.unnamed(&mut self.admission, io.now);
+            return Passage::Denied;
+        }
         passage
     }
 }
@@ -117,7 +169,8 @@ impl Destination {
 impl Egress {
     pub(super) fn new(enforcer: Arc<Enforcer>) -> Self {
         let generation = enforcer.generation();
-        Self { enforcer, destinations: HashMap::new(), latest: None, generation }
+        let (destinations, memory) = (HashMap::new(), HashMap::new());
+        Self { enforcer, destinations, sweep_at: None, memory, latest: None, generation }
     }
 
     /// Returns what becomes of a datagram of the program to this destination, as far as that is
@@ -128,7 +181,10 @@ impl Egress {
             let flow = FlowTo { transport: Transport::Udp, address: to.ip(), port: to.port() };
             let (admission, talk) = match self.enforcer.begin(guest, flow, now) {
                 Decision::Allow(admission) => (admission, None),
-                Decision::Greeting(admission) => (admission, Some(Box::default())),
+                Decision::Greeting(admission) => {
+                    let memory = self.memory.entry(guest).or_default().clone();
+                    (admission, Some(Box::new(Talk::new(memory))))
+                }
                 Decision::Deny => return None,
             };
             if self.destinations.len() >= REMEMBERED_MAX {
@@ -139,6 +195,7 @@ impl Egress {
             }
             let destination = Destination { admission, bytes: [0; 2], talk, used_at: now };
             self.destinations.insert(way, destination);
+            self.sweep_at = self.sweep_at.or(Some(now + GREETING_WITHIN));
         }
         self.settle(now);
         let destination = self.destinations.get_mut(&way)?;
@@ -200,17 +257,39 @@ impl Egress {
         let talk = self.destinations.get_mut(&way).and_then(|it| it.talk.as_mut());
         let Some(talk) = talk.filter(|talk| talk.held.len() < HELD_MAX) else { return false };
         talk.held.push(datagram);
-        true
+        let has_room = talk.charge();
+        if !has_room {
+            talk.held.pop();
+            talk.charge();
+        }
+        has_room
     }
 
     fn take_held(&mut self, way: Way) -> Vec<Datagram> {
         let talk = self.destinations.get_mut(&way).and_then(|it| it.talk.as_mut());
-        talk.map(|talk| std::mem::take(&mut talk.held)).unwrap_or_default()
+        let Some(talk) = talk else { return Vec::new() };
+        let held = std::mem::take(&mut talk.held);
+        talk.charge();
+        held
+    }
+
+    /// Returns when [`expire`](Self::expire) is next due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.sweep_at
     }
 
     /// Forgets destinations that have been idle too long.
     pub(super) fn expire(&mut self, now: Instant) {
-        self.end_where(|destination| now.since(destination.used_at) >= IDLE, now);
+        if self.sweep_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let is_over = |destination: &Destination| {
+            let is_greeting = destination.talk.as_ref().is_some_and(|talk| !talk.is_allowed);
+            let most = if is_greeting { GREETING_WITHIN } else { IDLE };
+            now.since(destination.used_at) >= most
+        };
+        self.end_where(is_over, now);
+        self.sweep_at = (!self.destinations.is_empty()).then_some(now + GREETING_WITHIN);
     }
 
     /// Judges the destinations of datagrams by a new policy.
@@ -377,8 +456,11 @@ impl Gateway {
     }
 
     /// Continues with destinations of another worker.
-    pub(super) fn put_destinations(&mut self, destinations: MovedDestinations) {
-        if let Some(egress) = &mut self.egress {
+    pub(super) fn put_destinations(&mut self, destinations: MovedDestinations, now: Instant) {
+        if let Some(egress) = &mut self.egress
+            && !destinations.is_empty()
+        {
+            egress.sweep_at = egress.sweep_at.or(Some(now + GREETING_WITHIN));
             egress.destinations.extend(destinations);
         }
     }

@@ -454,6 +454,7 @@ impl Gateway {
             self.listeners.deadline(),
             self.joined.deadline(),
             self.joined_udp.deadline(),
+            self.egress.as_ref().and_then(|egress| egress.deadline()),
         ])
     }
 

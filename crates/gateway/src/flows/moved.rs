@@ -69,7 +69,7 @@ impl Gateway {
     /// Continues flows. A flow ends if its socket cannot be watched.
     pub(crate) fn put_flows(&mut self, flows: MovedFlows, io: &mut Io<'_>) {
         let MovedFlows { connections, mappings, pings, accepted, messages, destinations } = flows;
-        self.put_destinations(destinations);
+        self.put_destinations(destinations, io.now);
         connections.into_iter().for_each(|one| self.put_connection(one, io));
         mappings.into_iter().for_each(|one| self.put_mapping(one, io));
         pings.into_iter().for_each(|one| self.put_ping(one, io));

@@ -104,6 +104,13 @@ pub fn has_long_header(first: u8) -> bool {
 }
 
 impl Conversation {
+    /// Returns how many bytes it keeps.
+    pub fn memory(&self) -> usize {
+        let streams = self.connections.iter().map(|connection| &connection.stream);
+        // A byte, and whether it has arrived.
+        streams.map(|stream| stream.bytes.len() * 2 + size_of::<Connection>()).sum()
+    }
+
     /// Reads a datagram of the client.
     pub fn read(&mut self, datagram: &[u8]) -> Reading {
         let (mut is_partial, mut count) = (false, 0);

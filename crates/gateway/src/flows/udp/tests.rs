@@ -3,6 +3,10 @@
 
 use super::*;
 use crate::config::Config;
+use crate::egress::enforcer::{Enforcer, Message};
+use crate::egress::policy::Policy;
+use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule};
+use crate::flows::egress::GREETING_WITHIN;
 use crate::flows::{GatewayCounters, Guests, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
 use std::net::{Ipv4Addr, UdpSocket as StdSocket};
@@ -312,4 +316,46 @@ fn what_waits_for_a_flow_is_bounded_in_bytes() {
     bench.begin();
     assert_eq!(receive(&friend).0, b"hello");
     assert!(bench.gateway.counters.messages_displaced > 100);
+}
+
+/// Goal: datagrams that wait for a greeting which never comes keep a bounded part of the memory, do
+/// not keep another guest's from waiting, and are gone after a while.
+/// Bad input: packets of QUIC before any Initial packet, from many ports.
+#[test]
+fn what_waits_for_a_greeting_is_bounded() {
+    // A packet with a long header, of type 0-RTT, with 20 bytes.
+    let mut early = vec![0xd0, 0, 0, 0, 1, 0, 0, 20];
+    early.extend([0; 20]);
+    // The answer of a resolver: a.example is 192.0.2.1.
+    let answer = b"\0\x07\x81\x80\0\x01\0\x01\0\0\0\0\x01a\x07example\0\0\x01\0\x01\
+                   \xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\xc0\0\x02\x01";
+    let rule = Rule {
+        id: "quic".to_owned(),
+        action: Action::Allow,
+        to: vec!["a.example".parse::<Destination>().expect("a name")],
+        ports: Vec::new(),
+        check: Check::Greeting,
+        overrides_floor: false,
+        expires: None,
+        limits: FlowLimits::default(),
+    };
+    let policy = Policy::new(vec![rule], Action::Deny, true).expect("a policy");
+    let enforcer = std::sync::Arc::new(Enforcer::new(policy, None));
+    for guest in [1, 2] {
+        assert_eq!(enforcer.answer(Some(guest), answer, Instant::START), Message::Pass);
+    }
+    let mut bench = Bench::new(Config { egress: Some(enforcer), ..Config::default() });
+    let server = SocketAddr::from(([192, 0, 2, 1], 443));
+    for port in 1..=300 {
+        for _ in 0..2 {
+            bench.ask(Some(1), program(16, port), server, &early);
+        }
+    }
+    assert_eq!(bench.memory.small.out_count(), 256);
+    bench.ask(Some(2), program(17, PROGRAM), server, &early);
+    assert_eq!(bench.memory.small.out_count(), 257);
+    bench.later(GREETING_WITHIN);
+    assert_eq!(bench.memory.small.out_count(), 0);
+    bench.ask(Some(1), program(16, 1), server, &early);
+    assert_eq!(bench.memory.small.out_count(), 1, "another attempt");
 }

@@ -2,6 +2,7 @@
 //!
 //! Of UDP, a flow is a port of the program and a destination. Those that were allowed are
 //! remembered until they have been idle as long as a mapping may be, so the policy is asked once.
+//! Their bytes are counted for the audit. How greetings are read is in `crate::egress`.
 
 use super::udp::{IDLE, for_each_part};
 use super::{Gateway, Io};
@@ -99,7 +100,8 @@ impl Talk {
         };
         let held = self.held.iter().map(frame).sum::<usize>();
         let needed = self.conversation.memory() + held;
-        // The sum orders nothing else. A conversation that has moved is charged by two workers.
+        // The sum orders nothing else. It may be shared: a conversation that moves to another
+        // worker still counts for the sum of the one before.
         self.memory.fetch_add(needed, Ordering::Relaxed);
         let before = self.memory.fetch_sub(self.charged, Ordering::Relaxed);
         let all = before - self.charged;
@@ -147,7 +149,11 @@ impl Destination {
             match talk.conversation.read(segment) {
                 Reading::Clear => {}
                 Reading::Partial => passage = Passage::Hold,
-                Reading::Invalid => return Passage::Drop,
+                Reading::Invalid => {
+                    // What came before it is kept, and charged.
+                    passage = Passage::Drop;
+                    break;
+                }
                 Reading::Greetings(greetings) => {
                     let is_named = |greeting| by.greeted(&mut self.admission, greeting, io.now);
                     if !greetings.iter().all(is_named) {

@@ -52,7 +52,7 @@ fn named(name: &str) -> Greeting {
 }
 
 /// Goal: a flow passes if its address came from an answer and its greeting has that name; counters
-/// tell what was decided, and by which rule.
+/// show what was decided, and by which rule.
 #[test]
 fn a_name_opens_its_address_for_its_greeting() {
     let enforcer = enforcer(vec![rule("web", "a.example", Check::Greeting)]);

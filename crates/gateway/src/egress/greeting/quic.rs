@@ -368,4 +368,4 @@ fn skip_ack(parser: &mut tls::Parser<'_>, kind: u64) -> Option<()> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

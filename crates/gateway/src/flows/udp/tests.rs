@@ -4,6 +4,7 @@
 use super::*;
 use crate::config::Config;
 use crate::egress::enforcer::{Enforcer, Message};
+use crate::egress::greeting::quic::tests::initial;
 use crate::egress::policy::Policy;
 use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule};
 use crate::flows::egress::GREETING_WITHIN;
@@ -22,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_millis(50);
 /// Port of the program.
 const PROGRAM: u16 = 4000;
+/// A server of QUIC outside.
+const SERVER: ([u8; 4], u16) = ([192, 0, 2, 1], 443);
 
 struct Nobody;
 
@@ -318,14 +321,8 @@ fn what_waits_for_a_flow_is_bounded_in_bytes() {
     assert!(bench.gateway.counters.messages_displaced > 100);
 }
 
-/// Goal: datagrams that wait for a greeting which never comes keep a bounded part of the memory, do
-/// not keep another guest's from waiting, and are gone after a while.
-/// Bad input: packets of QUIC before any Initial packet, from many ports.
-#[test]
-fn what_waits_for_a_greeting_is_bounded() {
-    // A packet with a long header, of type 0-RTT, with 20 bytes.
-    let mut early = vec![0xd0, 0, 0, 0, 1, 0, 0, 20];
-    early.extend([0; 20]);
+/// Returns a gateway whose policy allows guests 1 and 2 to greet [`SERVER`] over QUIC.
+fn greeted() -> Bench {
     // The answer of a resolver: a.example is 192.0.2.1.
     let answer = b"\0\x07\x81\x80\0\x01\0\x01\0\0\0\0\x01a\x07example\0\0\x01\0\x01\
                    \xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\xc0\0\x02\x01";
@@ -344,18 +341,48 @@ fn what_waits_for_a_greeting_is_bounded() {
     for guest in [1, 2] {
         assert_eq!(enforcer.answer(Some(guest), answer, Instant::START), Message::Pass);
     }
-    let mut bench = Bench::new(Config { egress: Some(enforcer), ..Config::default() });
-    let server = SocketAddr::from(([192, 0, 2, 1], 443));
+    Bench::new(Config { egress: Some(enforcer), ..Config::default() })
+}
+
+/// Goal: datagrams that wait for a greeting which never comes keep a bounded part of the memory, do
+/// not keep another guest's from waiting, and are gone after a while.
+/// Bad input: packets of QUIC before any Initial packet, from many ports.
+#[test]
+fn what_waits_for_a_greeting_is_bounded() {
+    // A packet with a long header, of type 0-RTT, with 20 bytes.
+    let mut early = vec![0xd0, 0, 0, 0, 1, 0, 0, 20];
+    early.extend([0; 20]);
+    let mut bench = greeted();
     for port in 1..=300 {
         for _ in 0..2 {
-            bench.ask(Some(1), program(16, port), server, &early);
+            bench.ask(Some(1), program(16, port), SERVER.into(), &early);
         }
     }
     assert_eq!(bench.memory.small.out_count(), 256);
-    bench.ask(Some(2), program(17, PROGRAM), server, &early);
+    bench.ask(Some(2), program(17, PROGRAM), SERVER.into(), &early);
     assert_eq!(bench.memory.small.out_count(), 257);
     bench.later(GREETING_WITHIN);
     assert_eq!(bench.memory.small.out_count(), 0);
-    bench.ask(Some(1), program(16, 1), server, &early);
+    bench.ask(Some(1), program(16, 1), SERVER.into(), &early);
     assert_eq!(bench.memory.small.out_count(), 1, "another attempt");
+}
+
+/// Goal: what clients say is charged to their guest, also if the datagram is invalid in the end.
+/// Bad input: a part of a hello that is far from its beginning, and rubbish behind it.
+#[test]
+fn what_clients_of_quic_say_is_bounded() {
+    let mut bench = greeted();
+    // One byte at 16,000 of the stream, which takes about 32 KiB. Padding makes a sample.
+    let mut frames = vec![6, 0x7e, 0x80, 1, 7];
+    frames.resize(40, 0);
+    let mut datagram = initial(0, &frames);
+    datagram.extend([0xc0, 0, 0, 0, 9]);
+    for port in 1..=300 {
+        bench.ask(Some(1), program(16, port), SERVER.into(), &datagram);
+    }
+    let counters = &bench.gateway.counters;
+    assert_eq!(counters.udp_filtered + counters.udp_refused, 300);
+    assert!((100..150).contains(&counters.udp_filtered), "{}", counters.udp_filtered);
+    bench.ask(Some(2), program(17, PROGRAM), SERVER.into(), &datagram);
+    assert!((101..151).contains(&bench.gateway.counters.udp_filtered), "another guest's");
 }

@@ -23,7 +23,7 @@ use towpath_packet::VirtioHeader;
 pub(crate) const BATCH_MAX: usize = 16;
 /// Bytes of a buffer that are prefetched: the virtio-net header and the shortest Ethernet frame.
 const FIRST_BYTES: usize = VirtioHeader::LEN + 64;
-/// Flags that tell whether a descriptor is a whole chain, and what its buffer is for.
+/// Flags of a descriptor: whether it is a whole chain, and what its buffer is for.
 pub(super) const SHAPE: u16 = NEXT | INDIRECT | WRITE;
 
 /// What a chain's buffer is for.

@@ -60,7 +60,8 @@ fn protect(
     packet
 }
 
-fn initial(number: u32, frames: &[u8]) -> Vec<u8> {
+/// Returns an Initial packet with these frames.
+pub(crate) fn initial(number: u32, frames: &[u8]) -> Vec<u8> {
     protect(VERSION_1, &DESTINATION, number, frames, &DESTINATION)
 }
 

@@ -17,7 +17,6 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr::{NonNull, without_provenance_mut};
-use std::sync::OnceLock;
 use towpath::layers::net::bpf::{Instruction, Program};
 use towpath::layers::net::socket::Borrower;
 use towpath::layers::packet::{Loans, Piece};
@@ -485,21 +484,10 @@ fn check_readable(base: NonNull<u8>, len: usize) -> Outcome<()> {
     let ask = |asked: &Range<usize>| match populate(asked) {
         Ok(()) => Ok(()),
         // The kernel does not know this query, or the pages cannot be read.
-        Err(Kernel::INVAL) if !knows_the_query() => Ok(()),
+        Err(Kernel::INVAL) if populate(&pages((&raw const len).addr(), 1)?).is_err() => Ok(()),
         Err(_) => Err(Errno::FAULT),
     };
     READABLE.with_borrow_mut(|known| known.check(pages(base.as_ptr().addr(), len)?, ask))
-}
-
-/// Whether the kernel knows the query of [`populate`]. It is asked once, about a page that can be
-/// read.
-fn knows_the_query() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    static READABLE: u8 = 0;
-    *KNOWN.get_or_init(|| {
-        let readable = pages((&raw const READABLE).addr(), 1).expect("a page that exists");
-        populate(&readable) != Err(Kernel::INVAL)
-    })
 }
 
 /// Makes the kernel fault in pages, for reading.

@@ -83,6 +83,8 @@ pub(super) struct Bbr {
     bw_probe_up_rounds: u32,
     rounds_since_probe_up: u32,
     bw_probe_wait: Duration,
+    /// By how much the probe after ProbeRTT is early, and the one after that late.
+    bw_probe_lead: Duration,
     cycle_stamp: Instant,
     prev_probe_too_high: bool,
     prev_probe_precautionary: bool,

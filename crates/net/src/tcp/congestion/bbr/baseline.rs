@@ -66,6 +66,11 @@ impl Baseline {
     pub(super) fn rate(&self) -> u32 {
         self.windows.iter().copied().min().unwrap_or(0).min(RATE_MAX)
     }
+
+    /// True if any of the last windows had a loss.
+    pub(super) fn has_loss(&self) -> bool {
+        self.windows.iter().any(|&rate| rate > 0)
+    }
 }
 
 /// True if a queue was in the way: `rtt` is longer than the shortest one by more than jitter and

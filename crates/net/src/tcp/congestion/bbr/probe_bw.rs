@@ -17,7 +17,8 @@ impl Bbr {
         // PickProbeWait (§5.3.3.8.3).
         self.rounds_since_probe_up = self.random() & 1;
         let more = Duration::from_micros(u64::from(self.random()) % 1_000_000);
-        self.bw_probe_wait = Duration::from_secs(2) + more;
+        self.bw_probe_wait =
+            Duration::from_secs(2) + more + core::mem::take(&mut self.bw_probe_lead);
         self.cycle_stamp = now;
         self.ack_phase = AckPhase::ProbeStopping;
         self.start_round();
@@ -137,6 +138,40 @@ impl Bbr {
         }
     }
 
+    /// Makes the next probe earlier by a random time, and the one after it as much later, where the
+    /// path is so long that a second does not spread the probes of several flows. This is not in
+    /// the draft: all flows of a path leave ProbeRTT together, and flows that probe at the same
+    /// time gain nothing on each other. Under random loss the draft's wait stays: early probes of a
+    /// flow alone would only lengthen its queue.
+    pub(super) fn lead_bw_probe(&mut self) {
+        if self.baseline.has_loss() {
+            return;
+        }
+        let spread = self.min_rtt.saturating_mul(SPREAD_ROUNDS).min(SPREAD_MAX);
+        let most = spread.saturating_sub(Duration::from_secs(1)).as_micros() as u64;
+        if most > 0 {
+            self.bw_probe_lead = Duration::from_micros(u64::from(self.random()) % most);
+            self.bw_probe_wait -= self.bw_probe_lead;
+        }
+    }
+
+    /// True if the flow has delivered clearly less than BBR.max_bw since its last probe, as others
+    /// have taken the rest.
+    pub(super) fn has_lost_bandwidth(&self) -> bool {
+        self.state.is_probe_bw()
+            && !self.state.is_probing_bw()
+            && !self.baseline.has_loss()
+            && self.rounds_since_probe_up >= CRUISE_ROUNDS_MIN
+            && self.max_bw_filter[1] / CRUISE_PERCENT_MIN < self.max_bw() / 100
+    }
+
+    /// AdvanceMaxBwFilter (§5.5.6). A cycle without samples does not count.
+    pub(super) fn advance_max_bw_filter(&mut self) {
+        if self.max_bw_filter[1] > 0 {
+            self.max_bw_filter = [self.max_bw_filter[1], 0];
+        }
+    }
+
     /// AdaptLongTermModel (§5.3.3.9). Returns true if it decided the next state.
     fn adapt_long_term_model(&mut self, window: &Window, rs: &Rs) -> bool {
         if self.ack_phase == AckPhase::ProbeStarting && self.round_start {
@@ -146,9 +181,8 @@ impl Bbr {
             self.is_bw_probe_sample = false;
             self.ack_phase = AckPhase::Init;
             let probes = self.state.is_probe_bw();
-            // AdvanceMaxBwFilter (§5.5.6). A cycle without samples does not count.
-            if probes && !rs.sample.app_limited && self.max_bw_filter[1] > 0 {
-                self.max_bw_filter = [self.max_bw_filter[1], 0];
+            if probes && !rs.sample.app_limited {
+                self.advance_max_bw_filter();
             }
             if probes && self.prev_probe_precautionary && !self.prev_probe_too_high {
                 self.start_probe_bw_refill();
@@ -170,5 +204,15 @@ impl Bbr {
 
 /// BBR.Headroom: part of the inflight that is left to others, in percent.
 const HEADROOM: u32 = 15;
+/// Round trips over which probes are spread after ProbeRTT: three times what one takes, from REFILL
+/// to the ACKs of its last data.
+const SPREAD_ROUNDS: u32 = 15;
+/// Longest time over which probes are spread: the longest wait.
+const SPREAD_MAX: Duration = Duration::from_secs(3);
+/// Least part of BBR.max_bw that a flow delivers between probes if no other has taken any: it paces
+/// at 99%.
+const CRUISE_PERCENT_MIN: u64 = 95;
+/// Round trips after a probe in which a flow that drains its queue delivers less.
+const CRUISE_ROUNDS_MIN: u32 = 4;
 /// Most round trips between probes for bandwidth.
 const RENO_ROUNDS_MAX: u32 = 63;

@@ -25,6 +25,11 @@ impl Bbr {
     pub(super) fn check_probe_rtt(&mut self, window: &mut Window, rs: &Rs) {
         if self.state != State::ProbeRtt && self.probe_rtt_expired && !self.idle_restart {
             self.save_cwnd(window);
+            // Not in the draft, where the filter forgets with the second next probe only: with a
+            // round trip of 200 ms that is ten seconds later, as one probe fits in between.
+            if self.has_lost_bandwidth() {
+                self.advance_max_bw_filter();
+            }
             self.state = State::ProbeRtt;
             self.probe_rtt_done_stamp = None;
             self.ack_phase = AckPhase::ProbeStopping;
@@ -57,6 +62,7 @@ impl Bbr {
         self.state = State::Startup;
         if self.full_bw_reached {
             self.start_probe_bw_down(now);
+            self.lead_bw_probe();
             self.state = State::ProbeBwCruise;
             // The next round trip delivers the flight of ProbeRTT. If it has a loss, that flight
             // must not pass for what the path delivers.

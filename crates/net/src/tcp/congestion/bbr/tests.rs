@@ -503,6 +503,47 @@ fn probe_rtt_comes_every_five_seconds() {
     assert!(path.window.cwnd() >= 2 * FULL, "{}", path.window.cwnd());
 }
 
+/// On a long path the probe after ProbeRTT is early by up to two seconds, and the next one as much
+/// later. On a short one it is not.
+#[test]
+fn probes_after_probe_rtt_are_spread() {
+    let usual = Duration::from_secs(2)..Duration::from_secs(3);
+    for (rtt, most) in [(66, 0), (100, 500), (200, 2000), (600, 2000)] {
+        let mut bbr = Path::cruising().bbr;
+        bbr.min_rtt = Duration::from_millis(rtt);
+        for _ in 0..20 {
+            bbr.start_probe_bw_down(Instant::START);
+            bbr.lead_bw_probe();
+            let lead = bbr.bw_probe_lead;
+            assert!(lead <= Duration::from_millis(most) && (most == 0 || lead > Duration::ZERO));
+            assert!(usual.contains(&(bbr.bw_probe_wait + lead)));
+            bbr.start_probe_bw_down(Instant::START);
+            assert!(usual.contains(&(bbr.bw_probe_wait - lead)));
+            assert_eq!(bbr.bw_probe_lead, Duration::ZERO);
+        }
+    }
+}
+
+/// ProbeRTT forgets a bandwidth that the flow had only before its last probe; what pacing leaves
+/// unused is not lost.
+#[test]
+fn probe_rtt_forgets_lost_bandwidth() {
+    for (count, max_bw) in [(80, 800_000), (96, 1_000_000)] {
+        let mut path = Path::cruising();
+        path.round(FULL, FULL - 10).cruise();
+        path.bbr.max_bw_filter = [1_000_000, 0];
+        for _ in 0..6 {
+            path.round(count, count - 10);
+        }
+        assert_eq!((path.bbr.state, path.bbr.max_bw()), (State::ProbeBwCruise, 1_000_000));
+        path.now += Duration::from_secs(5);
+        path.bbr.cycle_stamp = path.now;
+        path.round(count, count - 10);
+        assert_eq!(path.bbr.state, State::ProbeRtt);
+        assert_eq!(path.bbr.max_bw(), max_bw, "{count} in a round trip");
+    }
+}
+
 /// "Skipping PROBE_RTT Due to Application-Limited Sending".
 #[test]
 fn a_pause_replaces_probe_rtt() {

@@ -1,4 +1,4 @@
-//! Workers that end before the network does.
+//! Workers that end before the network does, and workers that do not answer.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ fn a_helper_that_panics_ends_the_network() {
         let ended = format!("worker {last} has ended");
         assert_eq!(answer.expect_err("it panics").to_string(), ended);
         let report = worker.inside().report(worker.now());
-        assert_eq!(report.ports.len(), workers - 1, "those of the others");
+        assert_eq!(report.ports.len(), workers, "that of the ended one, too");
         let set = worker.inside_mut().set_port(&format!("p{last}"), PortSettings::default());
         assert!(set.expect_err("nobody changes it").to_string().contains(&ended));
         cannot_change(&mut worker, last, &ended);
@@ -88,4 +88,24 @@ fn cannot_change(worker: &mut Worker<Network>, last: usize, ended: &str) {
     for removed in ["p0", &name] {
         assert!(worker.inside_mut().find(removed).is_err(), "{removed}");
     }
+}
+
+/// Goal: a report lists the ports of a worker that does not answer, also if it has not reported
+/// before: after ports were added, and after the number of workers changed.
+#[test]
+fn ports_of_a_worker_that_does_not_answer_are_listed() {
+    let (mut worker, paths) = running(3);
+    for change in [None, Some(2), Some(3)] {
+        if let Some(count) = change {
+            worker.apply(vec![Operation::Workers(count)]).expect("changed");
+        }
+        let crew = worker.inside().crew.as_ref().expect("several workers");
+        let held: Vec<_> = (1..crew.workers()).map(|other| crew.hold(other)).collect();
+        let report = worker.inside().report(worker.now());
+        let listed: Vec<_> = report.ports.iter().map(|port| &port.name[..]).collect();
+        assert_eq!(listed, ["p0", "p1", "p2"], "{change:?}");
+        drop(held);
+    }
+    drop(worker);
+    assert!(paths.iter().all(|path| !path.exists()), "nothing is left");
 }

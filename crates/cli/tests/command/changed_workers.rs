@@ -87,13 +87,6 @@ impl Network {
         open.map(|file| file.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
     }
 
-    /// The address space that the process uses, in KiB.
-    fn size_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.running.0.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse().unwrap()
-    }
-
     fn guest(&self, port: &str, last: u8) -> guest::Guest {
         guest::Guest::connect(&self.folder.0.join(port), last)
     }
@@ -174,7 +167,7 @@ fn workers_come_and_go_under_traffic() {
     let (mut one, mut two) = (network.machine("one"), network.machine("two"));
     network.set(4);
     network.set(1);
-    let (descriptors, size) = (network.descriptors().len(), network.size_kib());
+    let (descriptors, size) = (network.descriptors().len(), size_kib(network.running.0.id()));
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
         let _traffic = Traffic(&ends);
@@ -199,7 +192,7 @@ fn workers_come_and_go_under_traffic() {
     assert_eq!(network.descriptors().len(), descriptors);
     // The allocator keeps some of it, and a port may have frames of a former pool. One pool that is
     // left in each round would be 1 GiB.
-    let more = network.size_kib().saturating_sub(size);
+    let more = size_kib(network.running.0.id()).saturating_sub(size);
     assert!(more < 384 << 10, "{more} KiB more than before");
     for port in ["a", "b", "one", "two"] {
         let stats = network.towpath(&["stats", "--json", &network.running.0.id().to_string()]);

@@ -34,6 +34,7 @@ mod passt;
 mod pasta;
 mod published;
 mod sandboxes;
+mod several_workers;
 mod slirp4netns;
 mod stats;
 mod support;

@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
@@ -15,8 +16,12 @@ use super::support::*;
 pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
+    /// Makes a folder. Tests that run at the same time may use the same name.
     pub(super) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("towpath-{name}-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
         Self(path)
     }

@@ -199,6 +199,13 @@ pub(super) fn state(pid: i32) -> Option<char> {
     stat_field(pid, 0)?.chars().next()
 }
 
+/// Returns the address space that a process uses, in KiB.
+pub(super) fn size_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
 fn parent(pid: i32) -> Option<i32> {
     stat_field(pid, 1)?.parse().ok()
 }

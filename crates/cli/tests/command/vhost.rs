@@ -26,6 +26,13 @@ impl Network {
         Self::start_in(Folder::new(name), &listening)
     }
 
+    /// Starts one with one worker, or with two: then port `one` belongs to the second.
+    fn start_with(workers: &str, name: &str) -> Self {
+        let listening = [("--vhost-user", "two"), ("--vhost-user", "one")];
+        let folder = Folder::new(&format!("{name}-{workers}"));
+        Self::start_as(folder, &["--no-gateway", "--workers", workers], &listening)
+    }
+
     /// Starts a network with these ports, each an option and a name, with sockets in `folder`.
     fn start_in(folder: Folder, ports: &[(&str, &str)]) -> Self {
         Self::start_as(folder, &["--no-gateway"], ports)
@@ -59,6 +66,8 @@ impl Network {
 
 /// Long enough to be lent.
 const FRAME: usize = 1000;
+/// Numbers of workers.
+const WORKERS: [&str; 2] = ["1", "2"];
 
 /// Connects a guest to a port; returns `None` if the port has another guest.
 fn connect(network: &Network, port: &str, file: OwnedFd) -> Option<Guest> {
@@ -89,20 +98,23 @@ fn frame(number: u8) -> Vec<u8> {
 #[test]
 fn refusals_are_reported_and_counted() {
     const SET_FEATURES: u32 = 2;
-    let network = Network::start("refusals");
-    let mut stream = UnixStream::connect(network.path("two")).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let message = [SET_FEATURES, 1, 8, u32::MAX, u32::MAX];
-    stream.write_all(&message.map(u32::to_ne_bytes).concat()).unwrap();
-    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the connection ends");
-    let said = network.finish();
-    for wanted in [
-        "towpath: two: a front end connected\n",
-        "towpath: two: the session ended: SET_FEATURES is rejected, and the front end requested",
-        "were not offered\n",
-        "refused         out_of_place 1\n",
-    ] {
-        assert!(said.contains(wanted), "no {wanted:?} in:\n{said}");
+    for workers in WORKERS {
+        let network = Network::start_with(workers, "refusals");
+        let mut stream = UnixStream::connect(network.path("one")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let message = [SET_FEATURES, 1, 8, u32::MAX, u32::MAX];
+        stream.write_all(&message.map(u32::to_ne_bytes).concat()).unwrap();
+        assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the connection ends");
+        let said = network.finish();
+        for wanted in [
+            "towpath: one: a front end connected\n",
+            "towpath: one: the session ended: SET_FEATURES is rejected, and the front end \
+             requested",
+            "were not offered\n",
+            "refused         out_of_place 1\n",
+        ] {
+            assert!(said.contains(wanted), "no {wanted:?} in:\n{said}");
+        }
     }
 }
 
@@ -110,7 +122,11 @@ fn refusals_are_reported_and_counted() {
 /// process, the other guest and the next front end at the same port are not affected.
 #[test]
 fn memory_that_is_cut_ends_its_session_only() {
-    let network = Network::start("cut");
+    WORKERS.into_iter().for_each(memory_is_cut);
+}
+
+fn memory_is_cut(workers: &str) {
+    let network = Network::start_with(workers, "cut");
     let mut two = connect(&network, "two", memory()).unwrap();
     for round in 1..=3 {
         let file = memory();
@@ -148,7 +164,11 @@ fn memory_that_is_cut_ends_its_session_only() {
 /// the next.
 #[test]
 fn a_network_that_polled_rests() {
-    let network = Network::start("rest");
+    WORKERS.into_iter().for_each(polled);
+}
+
+fn polled(workers: &str) {
+    let network = Network::start_with(workers, "rest");
     let mut one = connect(&network, "one", memory()).unwrap();
     let mut two = connect(&network, "two", memory()).unwrap();
     let pid = network.running.pid().as_raw_pid();

@@ -8,12 +8,15 @@ use crate::machine::Machine;
 use crate::network::Up;
 
 /// The port of a killed machine serves the next one; the other machine continues, and memory of
-/// packets in flight is returned.
+/// packets in flight is returned. First with one worker, then with the port at a second one.
 pub(crate) fn of_a_guest() {
-    let ports = [("--vhost-user", "one"), ("--vhost-user", "two")];
+    let ports = [("--vhost-user", "two"), ("--vhost-user", "one")];
     let up = Up::start("killed", &ports);
     let mut two = Machine::boot(&up.socket("two"), 1, ",mac=02:00:00:00:00:02");
-    for card in [",mac=02:00:00:00:00:01", ",mac=02:00:00:00:00:01,packed=on"] {
+    for (card, workers) in
+        [(",mac=02:00:00:00:00:01", "1"), (",mac=02:00:00:00:00:01,packed=on", "2")]
+    {
+        up.ask(&["workers", "set", workers]);
         let mut one = Machine::boot(&up.socket("one"), 1, card);
         stream(&mut one, &mut two, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port of the loopback");
@@ -27,6 +30,8 @@ pub(crate) fn of_a_guest() {
         up.wait_for_rest();
         two.run("ip addr flush dev eth0 && ip link set eth0 down");
     }
+    assert_eq!(up.worker_of("one"), 1);
+    assert_eq!(up.worker_of("two"), 0);
     // A machine that receives is killed as well, with packets on their way to it.
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     stream(&mut two, &mut one, "nc 10.0.2.22 9 < /dev/zero > /dev/null &");
@@ -41,10 +46,10 @@ pub(crate) fn of_a_guest() {
 }
 
 /// A connection between two machines survives a restart of the network. One machine connects to the
-/// network, the network connects to the other.
+/// network, the network connects to the other. Each has its port at another worker.
 pub(crate) fn of_the_network() {
     let ports = [("--vhost-user", "one"), ("--vhost-user-client", "two")];
-    let mut up = Up::start("restarted", &ports);
+    let mut up = Up::start_with("restarted", &["--workers", "2"], &ports);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
     let mut two = Machine::boot_listening(&up.socket("two"), ",mac=02:00:00:00:00:02");
     one.run("dd if=/dev/urandom of=/tmp/data bs=64k count=1024 2> /dev/null");
@@ -63,7 +68,8 @@ pub(crate) fn of_the_network() {
     up.finish();
 }
 
-/// A transfer between two machines continues while other ports are added and removed.
+/// A transfer between two machines continues while other ports are added, changed and removed, first
+/// with one worker, then with two.
 pub(crate) fn of_other_ports() {
     let up = Up::start("ports", &[("--vhost-user", "one"), ("--vhost-user", "two")]);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");
@@ -72,11 +78,16 @@ pub(crate) fn of_other_ports() {
     let all = "while [ ! -e /tmp/stop ]; do cat /tmp/data; echo >> /tmp/times; done";
     stream(&mut one, &mut two, &format!("({all}) | nc 10.0.2.22 9 > /tmp/sum &"));
     let socket = up.socket("three");
-    for kind in ["--vhost-user", "--stream"].repeat(3) {
+    for (round, kind) in ["--vhost-user", "--stream"].repeat(3).into_iter().enumerate() {
+        if round == 2 {
+            up.ask(&["workers", "set", "2"]);
+        }
         up.ask(&["port", "add", "three", kind, &socket.to_string_lossy()]);
         wait_for_more(&mut two);
+        assert_eq!(up.worker_of("three"), u64::from(round >= 2));
         // A guest at a removed port is disconnected.
         let _guest = UnixStream::connect(&socket).expect("the port is there");
+        up.ask(&["port", "set", "three", "queue-len", &(1 + round).to_string()]);
         up.ask(&["port", "del", "three"]);
         wait_for_more(&mut two);
     }

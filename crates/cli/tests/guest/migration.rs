@@ -12,11 +12,17 @@ use crate::machine::Machine;
 use crate::network::Up;
 
 /// Data that the guest sends and receives during the migration arrives unchanged. Of received and
-/// unread data only the dirty log knows: the guest's processor has not written it.
+/// unread data only the dirty log knows: the guest's processor has not written it. With two
+/// workers, both ports of the machine belong to the second, and that of the other machine to the
+/// first.
 pub(crate) fn of_a_guest() {
-    for card in [",mac=02:00:00:00:00:01", ",mac=02:00:00:00:00:01,packed=on"] {
+    for (card, workers) in
+        [(",mac=02:00:00:00:00:01", "1"), (",mac=02:00:00:00:00:01,packed=on", "2")]
+    {
         let ports = ["one", "two", "three"].map(|name| ("--vhost-user", name));
-        let up = Up::start("migrated", &ports);
+        let up = Up::start_with("migrated", &["--workers", workers], &ports);
+        let places = ["one", "two", "three"].map(|name| up.worker_of(name));
+        assert_eq!(places, if workers == "2" { [1, 0, 1] } else { [0; 3] });
         let sockets = ["from", "to", "road"].map(|name| up.socket(name));
         let [from, to, road] = &sockets;
         let mut two = Machine::boot(&up.socket("two"), 1, ",mac=02:00:00:00:00:02");

@@ -36,7 +36,7 @@ impl Up {
         Self::start_with(name, &[], ports)
     }
 
-    fn start_with(name: &str, options: &[&str], ports: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_with(name: &str, options: &[&str], ports: &[(&str, &str)]) -> Self {
         let directory = directory(name);
         let fixed = ["up", "--stats", "-v", "--map-host-loopback", "10.0.2.2"];
         let mut arguments: Vec<OsString> = fixed.iter().chain(options).map(Into::into).collect();
@@ -76,6 +76,14 @@ impl Up {
         let output = command(&self.directory).args(arguments).output().expect("towpath starts");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Returns the worker of a port.
+    pub(crate) fn worker_of(&self, port: &str) -> u64 {
+        let listed = self.ask(&["ls", "--json"]);
+        let mut ports = listed.lines().map(|line| serde_json::from_str(line).expect("an object"));
+        let found = ports.find(|found: &Value| found["name"] == port).expect("it is there");
+        found["worker"].as_u64().expect("a number")
     }
 
     /// Returns when no packet, frame or byte of a guest is in use any more.

@@ -64,6 +64,10 @@ const OPTIONS: [&[&str]; 4] = [
     &["-t", "80", "--no-confinement"],
 ];
 
+/// Options of `up`. Ports of helpers are, with two workers, the stream socket and a TAP device;
+/// with three, the vhost-user socket and both TAP devices.
+const NETWORK_OPTIONS: [&[&str]; 3] = [&[], &["--workers", "2"], &["--workers", "3"]];
+
 /// The command that towpath runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -170,8 +174,11 @@ impl Lab {
         let kind = [Kind::Run, Kind::Up][random.below(2)];
         let phases = [Phase::Start, Phase::Serving, Phase::Serving, Phase::Ending];
         let phase = phases[random.below(phases.len())];
-        let options = OPTIONS[random.below(OPTIONS.len())];
-        *round_text = format!("{kind:?}, {phase:?}");
+        let options = match kind {
+            Kind::Run => OPTIONS[random.below(OPTIONS.len())],
+            Kind::Up => NETWORK_OPTIONS[random.below(NETWORK_OPTIONS.len())],
+        };
+        *round_text = format!("{kind:?} {options:?}, {phase:?}");
         let mut instance = self.start(kind, options, seed)?;
         let pause = match phase {
             Phase::Start => random.below(START_MAX),
@@ -214,7 +221,7 @@ impl Lab {
                 command.args(program.get_args());
             }
             Kind::Up => {
-                command.arg("up").arg(self.path("net.toml"));
+                command.arg("up").args(options).arg(self.path("net.toml"));
                 command.arg("--lease-file").arg(self.path("leases"));
                 command.args(["-t", "stream=80"]);
                 for role in [traffic::STREAM, traffic::VHOST_USER] {

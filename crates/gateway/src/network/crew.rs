@@ -26,6 +26,8 @@ use towpath_packet::{Burst, Ledger, Memory, MemoryConfig, Packet};
 
 use super::helper::{Command, Helper, HelperReport, News, Parts, Stopped};
 use super::links::{Links, RING_LEN};
+use super::port::Returned;
+use super::report::PortState;
 use crate::report::REPORT_PATIENCE;
 use crate::worker::Clock;
 
@@ -214,6 +216,18 @@ impl Crew {
         answer.recv_timeout(PATIENCE).map_err(|error| no_answer(thread, error))
     }
 
+    /// Records the state of a port that a helper has just taken over, for reports that it does not
+    /// answer in time.
+    pub(super) fn note(&self, worker: usize, port: usize, state: (PortState, Returned)) {
+        self.others[worker - 1].note(port, state);
+    }
+
+    /// Stops a helper that serves, until the result is dropped.
+    #[cfg(test)]
+    pub(super) fn hold(&self, worker: usize) -> Receiver<Box<Helper>> {
+        self.others[worker - 1].ask_for_helper().expect("it serves")
+    }
+
     /// Returns when no thread but the first has packets for port `index`, which the switch does not
     /// know any more, or will send more of its packets.
     ///
@@ -363,6 +377,14 @@ impl Other {
         let (to, report) = channel();
         *self.late.borrow_mut() = Some(report);
         self.tell(Command::Report(ids.clone(), to));
+    }
+
+    fn note(&self, port: usize, state: (PortState, Returned)) {
+        // A report that was requested before does not have the port.
+        *self.late.borrow_mut() = None;
+        let ports = &mut self.last.borrow_mut().ports;
+        ports.retain(|(other, _)| *other != port);
+        ports.push((port, state));
     }
 
     /// Returns the report that arrives within `limit`, or the last one.

@@ -251,7 +251,8 @@ impl Network {
     /// Detaches a port, and drops the packets that wait for it.
     ///
     /// # Errors
-    /// [`PortError::Unknown`].
+    /// [`PortError::Unknown`]; or [`PortError::Os`] if one of several workers does not answer: the
+    /// port is no longer part of the network, but its device may still be open.
     pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
         let index = self.find(name)?;
         self.remove_at(index)

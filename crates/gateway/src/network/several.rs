@@ -92,7 +92,12 @@ impl Network {
         crew.links.set_worker(index, worker, 0);
         match worker {
             0 => self.ports.add(index, port),
-            _ => crew.ask(worker, |answer| Command::Add(index, Box::new(port), answer))?,
+            _ => {
+                let state = (port.state(), port.returned);
+                crew.ask(worker, |answer| Command::Add(index, Box::new(port), answer))??;
+                crew.note(worker, index, state);
+                Ok(())
+            }
         }
     }
 

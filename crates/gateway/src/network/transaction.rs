@@ -65,7 +65,8 @@ pub struct Change {
     pub is_up: Option<bool>,
 }
 
-/// Why a transaction failed. Nothing was changed.
+/// Why a transaction failed. Nothing was changed, except with [`OperationError::Incomplete`] and
+/// [`OperationError::NotUndone`].
 #[derive(Debug, thiserror::Error)]
 #[error("operation {}: {error}", index + 1)]
 pub struct TransactionError {
@@ -90,6 +91,26 @@ pub enum OperationError {
     /// The number of workers was not changed.
     #[error(transparent)]
     Workers(#[from] WorkersError),
+    /// All operations of the transaction were made, but the worker of a removed port did not answer.
+    /// The port is no longer part of the network.
+    #[error(
+        "all changes were made, but port '{name}' may still hold its socket or device: {error}"
+    )]
+    Incomplete {
+        /// The removed port.
+        name: String,
+        /// What its worker answered.
+        error: PortError,
+    },
+    /// The operation failed, and operations before it could not be undone, as a worker did not
+    /// answer.
+    #[error("{cause}; and changes before it could not be undone: {error}")]
+    NotUndone {
+        /// Why the operation failed.
+        cause: Box<OperationError>,
+        /// The first error of undoing.
+        error: PortError,
+    },
     /// The operation needs a gateway, which this network does not have.
     #[error("cannot publish ports: the network has no gateway")]
     NoGateway,
@@ -102,8 +123,8 @@ pub enum OperationError {
 enum Undo {
     Remove(String),
     Restore(String, PortSettings),
-    /// Keep the port at this index.
-    Stay(usize),
+    /// Keep the port at this index, which this operation removes.
+    Stay { index: usize, operation: usize },
     /// Restore the services.
     Return(Box<Checkpoint>),
     /// Undo a change of a published port.
@@ -140,25 +161,45 @@ impl Worker<Network> {
     /// Makes all changes, in order, or none. The module text describes how removed ports behave.
     ///
     /// # Errors
-    /// [`TransactionError`]: the first operation that failed; nothing was changed.
+    /// [`TransactionError`]: the first operation that failed; nothing was changed. If a worker has
+    /// stopped, so that changes cannot be completed or undone, the error says so.
     pub fn apply(&mut self, operations: Vec<Operation>) -> Result<(), TransactionError> {
         let mut done = Vec::with_capacity(operations.len());
-        if let Err(error) = self.apply_all(operations, &mut done) {
-            done.into_iter().rev().for_each(|undo| self.take_back(undo));
-            return Err(error);
-        }
-        for undo in done {
-            match undo {
-                // It is a port of the switch, so removing it cannot fail.
-                Undo::Stay(index) => drop(self.inside_mut().remove_at(index)),
-                Undo::Published(undo) => {
-                    let (gateway, reactor) = self.gateway();
-                    gateway.complete_change(undo, reactor);
+        if let Err(TransactionError { index, error }) = self.apply_all(operations, &mut done) {
+            let undone = done.into_iter().rev().map(|undo| self.take_back(undo));
+            let error = match undone.fold(Ok(()), Result::and) {
+                Ok(()) => error,
+                Err(of_undoing) => {
+                    OperationError::NotUndone { cause: Box::new(error), error: of_undoing }
                 }
-                _ => {}
-            }
+            };
+            return Err(TransactionError { index, error });
         }
-        Ok(())
+        done.into_iter().map(|undo| self.complete(undo)).fold(Ok(()), Result::and)
+    }
+
+    /// Makes what is left to do for a change, now that all have succeeded.
+    ///
+    /// # Errors
+    /// A removed port has no error of the switch, but its worker may not answer.
+    fn complete(&mut self, undo: Undo) -> Result<(), TransactionError> {
+        match undo {
+            Undo::Stay { index, operation } => {
+                let network = self.inside_mut();
+                let member = network.members[index].as_ref();
+                let name = member.map_or_else(String::new, |member| member.name.clone());
+                network.remove_at(index).map_err(|error| TransactionError {
+                    index: operation,
+                    error: OperationError::Incomplete { name, error },
+                })
+            }
+            Undo::Published(undo) => {
+                let (gateway, reactor) = self.gateway();
+                gateway.complete_change(undo, reactor);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes all changes up to one that fails, and adds to `done` how to undo them.
@@ -172,16 +213,18 @@ impl Worker<Network> {
             if let Operation::Workers(count) = &operation {
                 workers = Some((index, *count));
             }
-            self.apply_one(operation, done).map_err(|error| TransactionError { index, error })?;
+            let made = self.apply_one(index, operation, done);
+            made.map_err(|error| TransactionError { index, error })?;
         }
         let Some((index, count)) = workers else { return Ok(()) };
         let changed = self.change_workers(count);
         changed.map_err(|error| TransactionError { index, error: error.into() })
     }
 
-    /// Makes one change, and adds to `done` how to undo it.
+    /// Makes one change, operation `at` of its transaction, and adds to `done` how to undo it.
     fn apply_one(
         &mut self,
+        at: usize,
         operation: Operation,
         done: &mut Vec<Undo>,
     ) -> Result<(), OperationError> {
@@ -195,7 +238,7 @@ impl Worker<Network> {
             Operation::Del(name) => {
                 let index = network.find(&name)?;
                 network.set_leaving(index, true);
-                done.push(Undo::Stay(index));
+                done.push(Undo::Stay { index, operation: at });
             }
             Operation::Set(name, change) => {
                 let before = network.settings(&name)?.clone();
@@ -221,11 +264,16 @@ impl Worker<Network> {
 }
 
 impl Worker<Network> {
-    fn take_back(&mut self, undo: Undo) {
+    /// Undoes a change.
+    ///
+    /// # Errors
+    /// As of [`Network::take_back`].
+    fn take_back(&mut self, undo: Undo) -> Result<(), PortError> {
         match undo {
             Undo::Published(undo) => {
                 let (gateway, reactor) = self.gateway();
                 gateway.undo_change(undo, reactor);
+                Ok(())
             }
             undo => self.inside_mut().take_back(undo),
         }
@@ -245,21 +293,25 @@ impl Network {
         Ok(services)
     }
 
-    fn take_back(&mut self, undo: Undo) {
+    /// Undoes a change that is not the gateway's.
+    ///
+    /// # Errors
+    /// A worker does not answer. Names are found, as later operations are undone already, and
+    /// former settings were valid.
+    fn take_back(&mut self, undo: Undo) -> Result<(), PortError> {
         match undo {
             // The gateway undoes these.
             Undo::Published(_) => {}
-            // The name was found when the operation was made, and later operations are undone.
-            Undo::Remove(name) => drop(self.remove_port(&name)),
-            // It had these settings before, so this cannot fail.
-            Undo::Restore(name, before) => drop(self.set_port(&name, before)),
-            Undo::Stay(index) => self.set_leaving(index, false),
+            Undo::Remove(name) => self.remove_port(&name)?,
+            Undo::Restore(name, before) => self.set_port(&name, before)?,
+            Undo::Stay { index, .. } => self.set_leaving(index, false),
             Undo::Return(checkpoint) => {
                 if let Some(services) = &mut self.services {
                     services.return_to(*checkpoint);
                 }
             }
         }
+        Ok(())
     }
 
     fn set_leaving(&mut self, index: usize, is_leaving: bool) {

@@ -84,6 +84,8 @@ impl Network {
         self.move_ports(&moves, next.as_mut());
         let former = std::mem::replace(&mut self.crew, next);
         let mut former_memory = std::mem::replace(cx.memory, memory);
+        // Reports list the ports of a new worker that does not answer at first. Now all answer.
+        drop(self.other_reports());
         self.crew.iter_mut().for_each(Crew::begin);
         // Packets flow again; its threads end.
         drop(former);

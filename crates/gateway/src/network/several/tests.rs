@@ -1,4 +1,4 @@
-//! Workers that end before the network does.
+//! Workers that end before the network does, and workers that do not answer.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -49,13 +49,63 @@ fn a_helper_that_panics_ends_the_network() {
         let ended = format!("worker {last} has ended");
         assert_eq!(answer.expect_err("it panics").to_string(), ended);
         let report = worker.inside().report(worker.now());
-        assert_eq!(report.ports.len(), workers - 1, "those of the others");
+        assert_eq!(report.ports.len(), workers, "that of the ended one, too");
         let set = worker.inside_mut().set_port(&format!("p{last}"), PortSettings::default());
         assert!(set.expect_err("nobody changes it").to_string().contains(&ended));
+        cannot_change(&mut worker, last, &ended);
         let never = EventDoorbell::new().expect("a descriptor");
         let error = worker.run_until(&[never.as_fd()]).expect_err("the network ends");
         assert_eq!(error.to_string(), "a worker panicked");
         drop(worker);
         assert!(paths.iter().all(|path| !path.exists()), "nothing is left");
     }
+}
+
+/// A transaction says what it could neither complete nor undo, and does the rest.
+fn cannot_change(worker: &mut Worker<Network>, last: usize, ended: &str) {
+    let name = format!("p{last}");
+    let unknown = || Operation::Del("unknown".to_owned());
+    let of_first = std::env::temp_dir().join(format!("towpath-undone-{}", std::process::id()));
+    let (attachment, settings) = (Attachment::Stream(of_first.clone()), PortSettings::default());
+    let add = Operation::Add { name: "of-first".to_owned(), attachment, settings };
+    let error = worker.apply(vec![add, unknown()]).expect_err("there is no such port").to_string();
+    assert!(error.starts_with("operation 2: there is no port 'unknown'"), "{error}");
+    let not_undone = format!("and changes before it could not be undone: {ended}");
+    assert!(error.ends_with(&not_undone), "{error}");
+    assert!(!of_first.exists(), "the port has ended");
+
+    let error = worker.apply(vec![Operation::Del(name.clone()), unknown()]);
+    let error = error.expect_err("there is no such port").to_string();
+    assert!(!error.contains("undone"), "nobody is asked: {error}");
+    assert!(worker.inside_mut().find(&name).is_ok(), "it stays");
+
+    let lost = Operation::Del(name.clone());
+    let error = worker.apply(vec![Operation::Del("p0".to_owned()), lost]);
+    let error = error.expect_err("a worker has ended").to_string();
+    // The other workers have to let go of each port.
+    let expected = "operation 1: all changes were made, but port 'p0' may still hold its socket";
+    assert!(error.starts_with(expected) && error.ends_with(ended), "{error}");
+    for removed in ["p0", &name] {
+        assert!(worker.inside_mut().find(removed).is_err(), "{removed}");
+    }
+}
+
+/// Goal: a report lists the ports of a worker that does not answer, also if it has not reported
+/// before: after ports were added, and after the number of workers changed.
+#[test]
+fn ports_of_a_worker_that_does_not_answer_are_listed() {
+    let (mut worker, paths) = running(3);
+    for change in [None, Some(2), Some(3)] {
+        if let Some(count) = change {
+            worker.apply(vec![Operation::Workers(count)]).expect("changed");
+        }
+        let crew = worker.inside().crew.as_ref().expect("several workers");
+        let held: Vec<_> = (1..crew.workers()).map(|other| crew.hold(other)).collect();
+        let report = worker.inside().report(worker.now());
+        let listed: Vec<_> = report.ports.iter().map(|port| &port.name[..]).collect();
+        assert_eq!(listed, ["p0", "p1", "p2"], "{change:?}");
+        drop(held);
+    }
+    drop(worker);
+    assert!(paths.iter().all(|path| !path.exists()), "nothing is left");
 }

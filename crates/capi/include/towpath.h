@@ -248,6 +248,16 @@ int towpath_sendmmsg(struct towpath *instance, int fd, struct mmsghdr *messages,
  */
 #define TOWPATH_SO_ZEROCOPY_TERM 0x7001
 /*
+ * Socket option at SOL_SOCKET, an int: the size in bytes of the parts in which memory comes back. A
+ * call of more bytes on a stream is then divided: each part takes the next call number and has its
+ * own notice, recall, term and share of the limits. Parts have this size, but the last one may be
+ * smaller. A call that returns n bytes has taken as many numbers as parts began in them: n divided
+ * by the size, rounded up. So a program that sends 1 GiB in one call may reuse the beginning while
+ * the call, or the network, is still busy with the rest; another thread can read the notices while
+ * the call blocks. At least 65536 (EINVAL); 0, the default, makes each call one part, as in Linux.
+ */
+#define TOWPATH_SO_ZEROCOPY_PART 0x7002
+/*
  * Recalls the memory that the zero-copy calls numbered `first` to `last` of a socket have lent.
  * Notices report these calls as usual. Returns 0 if none of the memory is in use any more, or -1.
  * EAGAIN: the memory is being read right now. ENOMEM: there is no memory for a copy. In both cases

@@ -310,6 +310,18 @@ fn a_c_program_talks_to_the_kernel() {
     assert_ok(&ran);
 }
 
+/// Goal: a large call returns its memory in parts, each once and in order, while its peer has not
+/// read the rest; also with losses, a limit, a recall, a reset and a close.
+#[test]
+fn a_c_program_gets_a_large_call_back_in_parts() {
+    let ran = compile_and_run("parts", &package().join("tests/parts.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
 /// Goal: datagrams to groups reach their members in both directions, and the kernel receives the
 /// reports of a C program's groups. Errors are those of the kernel.
 #[test]
@@ -391,7 +403,7 @@ fn a_c_program_sends_frames_to_the_kernel() {
 const SKIPPED: i32 = 77;
 
 /// All C programs of the tests.
-const PROGRAMS: [&str; 18] = [
+const PROGRAMS: [&str; 19] = [
     "abi",
     "echo",
     "endings",
@@ -402,6 +414,7 @@ const PROGRAMS: [&str; 18] = [
     "multicast",
     "operations",
     "packet",
+    "parts",
     "pressure",
     "queue",
     "raw",

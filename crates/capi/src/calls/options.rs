@@ -219,6 +219,10 @@ impl State {
                 let term = lending::term(number)?;
                 self.change(fd, |options| options.lent_term = term)
             }
+            lending::TOWPATH_SO_ZEROCOPY_PART => {
+                let part = lending::part(number)?;
+                self.change(fd, |options| options.lent_part = part)
+            }
             libc::SO_REUSEADDR => self.change(fd, |options| options.reuse_address = on),
             libc::SO_REUSEPORT => self.change(fd, |options| options.reuse_port = on),
             libc::SO_KEEPALIVE => self.change(fd, |options| options.keepalive = on),
@@ -287,6 +291,7 @@ impl State {
             libc::SO_REUSEADDR => i32::from(options.reuse_address),
             libc::SO_ZEROCOPY => i32::from(options.zerocopy),
             TOWPATH_SO_ZEROCOPY_TERM => options.lent_term.map_or(0, |term| term.as_millis() as i32),
+            lending::TOWPATH_SO_ZEROCOPY_PART => options.lent_part.unwrap_or(0) as i32,
             libc::SO_REUSEPORT => i32::from(options.reuse_port),
             libc::SO_KEEPALIVE => i32::from(options.keepalive),
             libc::SO_OOBINLINE => i32::from(options.urgent_inline),

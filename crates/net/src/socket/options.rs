@@ -115,6 +115,9 @@ pub struct Options {
     pub zerocopy: bool,
     /// Time after which memory lent by calls of this socket is returned at the latest.
     pub lent_term: Option<Duration>,
+    /// Bytes after which a call that lends on a stream goes on as the next call, with its own
+    /// number and notice. The owner of the sockets divides its calls.
+    pub lent_part: Option<u32>,
 }
 
 impl Default for Options {
@@ -162,6 +165,7 @@ impl Default for Options {
             timestamping: Timestamping::default(),
             zerocopy: false,
             lent_term: None,
+            lent_part: None,
         }
     }
 }

@@ -17,10 +17,10 @@ use towpath::driver::{
     Worker, boxed,
 };
 use towpath::events::FileCache;
-use towpath::host::{self, StartError};
+use towpath::host;
 use towpath::layers::io::process_sys::generation;
 use towpath::layers::io::random::secret;
-use towpath::layers::io::tap::{Features, Tap, TapError};
+use towpath::layers::io::tap::{Features, Tap};
 use towpath::layers::io::thread::release_unused;
 use towpath::layers::net::engine::Engine;
 use towpath::layers::net::socket::{Family, SocketId, Sockets};
@@ -71,30 +71,6 @@ impl Config {
             text.split_ascii_whitespace().map(str::parse).collect();
         self.host.gateways = gateways.map_err(|_| Errno::INVAL)?;
         Ok(self)
-    }
-}
-
-impl From<StartError> for Errno {
-    fn from(error: StartError) -> Self {
-        match error {
-            StartError::Tap(error) => error.into(),
-            StartError::Io(error) => error.into(),
-            _ => Errno::INVAL,
-        }
-    }
-}
-
-impl From<TapError> for Errno {
-    fn from(error: TapError) -> Self {
-        Errno(match error {
-            TapError::NoDevice | TapError::Gone => libc::ENODEV,
-            TapError::DeviceForbidden => libc::EACCES,
-            TapError::NotPermitted => libc::EPERM,
-            TapError::NameInUse => libc::EBUSY,
-            TapError::NameInvalid => libc::EINVAL,
-            TapError::Unsupported => libc::EOPNOTSUPP,
-            TapError::Os(errno) => errno.raw_os_error(),
-        })
     }
 }
 

@@ -161,18 +161,6 @@ static ssize_t end_call(struct call *call)
 	return call->result;
 }
 
-/* While the link is down, what the instance sends is lost. */
-static void set_link(int up)
-{
-	struct ifreq request = { 0 };
-	int fd = socket(AF_INET, SOCK_DGRAM, 0);
-
-	strcpy(request.ifr_name, "tap0");
-	CHECK(fd >= 0 && ioctl(fd, SIOCGIFFLAGS, &request) == 0);
-	request.ifr_flags = up ? request.ifr_flags | IFF_UP : request.ifr_flags & ~IFF_UP;
-	CHECK(ioctl(fd, SIOCSIFFLAGS, &request) == 0 && close(fd) == 0);
-}
-
 /* Waits until bytes were sent and not acknowledged. */
 static void wait_for_sent(struct pair *pair)
 {

@@ -1,6 +1,7 @@
 //! Sends that lend (`MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`): the program's memory is not
 //! copied, and `recvmsg` with `MSG_ERRQUEUE` reports its return.
 
+use super::choosing::Chosen;
 use super::stream::{Opening, send_flags};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
@@ -55,23 +56,20 @@ struct Parts {
     /// Bytes of each part but the last.
     size: usize,
     term: Option<Duration>,
+    chosen: Chosen,
 }
 
 impl Parts {
-    fn new(size: Option<u32>, term: Option<Duration>) -> Self {
+    fn new(size: Option<u32>, term: Option<Duration>, chosen: Chosen) -> Self {
         let size = size.map_or(usize::MAX, |size| size as usize);
-        Self { part: Self::begin(term), size, term }
-    }
-
-    fn begin(term: Option<Duration>) -> LentCall {
-        term.map_or_else(LentCall::default, LentCall::for_term)
+        Self { part: LentCall::default(), size, term, chosen }
     }
 
     /// The part that follows the first `done` of `total` bytes, and the bytes left of it.
     fn at(&mut self, done: usize, total: usize) -> (&mut LentCall, usize) {
         let used = done % self.size;
         if used == 0 {
-            self.part = Self::begin(self.term);
+            self.part = self.chosen.part(self.term, done == 0);
         }
         (&mut self.part, (total - done).min(self.size - used))
     }
@@ -84,12 +82,6 @@ impl Instance {
         let state = self.lock();
         let option = |id| state.engine.protocols.options(id).is_ok_and(|options| options.zerocopy);
         flags & libc::MSG_ZEROCOPY != 0 && state.id(fd).is_ok_and(option)
-    }
-
-    /// Size of the parts of a call on this descriptor.
-    fn lent_part(&self, fd: i32) -> Outcome<Option<u32>> {
-        let state = self.lock();
-        Ok(state.engine.protocols.options(state.id(fd)?)?.lent_part)
     }
 
     /// Returns memory that the calls `first` to `last` lent, after copying bytes still in use.
@@ -136,7 +128,11 @@ impl Instance {
             return self.send_to(fd, &[], flags, address);
         }
         let timeout = self.check_send(fd, flags)?;
-        let mut parts = Parts::new(self.lent_part(fd)?, asked_term(control)?);
+        let mut parts = {
+            let mut state = self.lock();
+            let size = state.engine.protocols.options(state.id(fd)?)?.lent_part;
+            Parts::new(size, asked_term(control)?, state.choose(fd, ranges.len())?)
+        };
         let mut open =
             |state: &mut State| state.lend_with_syn(fd, &mut parts, ranges, flags, address);
         let sent = match self.open_with_data(fd, ranges.len(), (timeout, flags), &mut open)? {
@@ -247,7 +243,7 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other() {
-        let mut parts = Parts::new(Some(PART_LEAST), None);
+        let mut parts = Parts::new(Some(PART_LEAST), None, Chosen::Copy);
         let size = PART_LEAST as usize;
         for (done, total, left) in [
             (0, 1, 1),
@@ -260,7 +256,7 @@ mod tests {
         ] {
             assert_eq!(parts.at(done, total).1, left, "{done} of {total}");
         }
-        let mut whole = Parts::new(None, None);
+        let mut whole = Parts::new(None, None, Chosen::Lend(None));
         assert_eq!((whole.at(0, 1 << 30).1, whole.at(1 << 20, 1 << 30).1), (1 << 30, 1023 << 20));
     }
 

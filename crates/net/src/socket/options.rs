@@ -118,6 +118,8 @@ pub struct Options {
     /// Bytes after which a call that lends on a stream goes on as the next call, with its own
     /// number and notice. The owner of the sockets divides its calls.
     pub lent_part: Option<u32>,
+    /// Calls that lend on a stream may copy instead, as the owner of the sockets chooses.
+    pub lent_auto: bool,
 }
 
 impl Default for Options {
@@ -166,6 +168,7 @@ impl Default for Options {
             zerocopy: false,
             lent_term: None,
             lent_part: None,
+            lent_auto: false,
         }
     }
 }

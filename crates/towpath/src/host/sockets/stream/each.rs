@@ -11,13 +11,13 @@ use std::task::{Context, Poll};
 
 impl TcpStream {
     /// Sends the buffers of `chain`, one after the other, like [`TcpStream::send_zc`] of the whole
-    /// chain; but each buffer comes back on its own, as soon as the peer has acknowledged its bytes.
-    /// So the first ones can be used again while the last ones have not been sent. No bytes of
-    /// other calls get between them.
+    /// chain; but each buffer comes back on its own, as soon as the peer has acknowledged its
+    /// bytes. So the first ones can be used again while the last ones have not been sent. No bytes
+    /// of other calls get between them.
     ///
     /// The budgets of lent bytes are charged for all buffers when the call is accepted, and each
-    /// buffer gives its part back. A chain that does not fit waits; one that is larger than a budget
-    /// is accepted when nothing else is lent.
+    /// buffer gives its part back. A chain that does not fit waits; one that is larger than a
+    /// budget is accepted when nothing else is lent.
     ///
     /// A `Vec` cannot come back in part; a large `bytes::BytesMut` can be split into buffers
     /// (`split_to`) and joined again (`unsplit`) without a copy.

@@ -361,7 +361,9 @@ fn measure(
         plot.write_all(picture.as_bytes()).context("option --plot")?;
     }
     if failures > 0 {
-        say::error(format_args!("{failures} measurements of towpath failed"));
+        say::error(format_args!(
+            "{failures} measurements failed; a line above has the reason of each"
+        ));
         return Ok(FAILED);
     }
     Ok(0)

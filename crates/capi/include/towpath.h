@@ -122,8 +122,11 @@ struct towpath_config {
 	size_t file_cache;
 	/* Milliseconds that towpath_free() waits for unsent data; default 5000, -1 for no wait. */
 	int linger;
-	/* Must be zero. */
-	int more_reserved;
+	/*
+	 * 1: sockets begin with TOWPATH_SO_ZEROCOPY_AUTO, so that a program which sends with
+	 * MSG_ZEROCOPY lends only where that costs less. Default 0.
+	 */
+	int zerocopy_auto;
 };
 
 /*
@@ -247,6 +250,25 @@ int towpath_sendmmsg(struct towpath *instance, int fd, struct mmsghdr *messages,
  * the code SO_EE_CODE_ZEROCOPY_COPIED.
  */
 #define TOWPATH_SO_ZEROCOPY_TERM 0x7001
+/*
+ * Socket option at SOL_SOCKET, an int: the size in bytes of the parts in which memory comes back. A
+ * call of more bytes on a stream is then divided: each part takes the next call number and has its
+ * own notice, recall, term and share of the limits. Parts have this size, but the last one may be
+ * smaller. A call that returns n bytes has taken as many numbers as parts began in them: n divided
+ * by the size, rounded up. So a program that sends 1 GiB in one call may reuse the beginning while
+ * the call, or the network, is still busy with the rest; another thread can read the notices while
+ * the call blocks. At least 65536 (EINVAL); 0, the default, makes each call one part, as in Linux.
+ */
+#define TOWPATH_SO_ZEROCOPY_PART 0x7002
+/*
+ * Socket option at SOL_SOCKET, an int: with 1, calls with MSG_ZEROCOPY on a stream lend only if that
+ * is expected to cost all threads of the process together less than a copy. The library decides by
+ * the size of the call, by how the socket's earlier loans went, and by measuring both ways now and
+ * then. A call that copies still takes a number; when it returns, its notice is there, with the
+ * code SO_EE_CODE_ZEROCOPY_COPIED. So the program does nothing else than without the option. 0, the
+ * default, lends always. Other sockets ignore it. Sockets that a listener accepts inherit it.
+ */
+#define TOWPATH_SO_ZEROCOPY_AUTO 0x7003
 /*
  * Recalls the memory that the zero-copy calls numbered `first` to `last` of a socket have lent.
  * Notices report these calls as usual. Returns 0 if none of the memory is in use any more, or -1.

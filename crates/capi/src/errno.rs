@@ -2,6 +2,8 @@
 
 use rustix::io::Errno as Kernel;
 use std::io;
+use towpath::host::StartError;
+use towpath::layers::io::tap::TapError;
 use towpath::layers::net::socket::Error;
 
 /// Why a call failed: a number from `errno.h`.
@@ -41,6 +43,30 @@ impl From<io::Error> for Errno {
             io::ErrorKind::UnexpectedEof => libc::ENODATA,
             _ => libc::EIO,
         }))
+    }
+}
+
+impl From<StartError> for Errno {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Tap(error) => error.into(),
+            StartError::Io(error) => error.into(),
+            _ => Errno::INVAL,
+        }
+    }
+}
+
+impl From<TapError> for Errno {
+    fn from(error: TapError) -> Self {
+        Errno(match error {
+            TapError::NoDevice | TapError::Gone => libc::ENODEV,
+            TapError::DeviceForbidden => libc::EACCES,
+            TapError::NotPermitted => libc::EPERM,
+            TapError::NameInUse => libc::EBUSY,
+            TapError::NameInvalid => libc::EINVAL,
+            TapError::Unsupported => libc::EOPNOTSUPP,
+            TapError::Os(errno) => errno.raw_os_error(),
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::errno::{Errno, Outcome};
 use crate::held::{Counted, Held};
-use crate::table::{Files, LentPieces};
+use crate::table::{Choosing, Files, LentPieces};
 use crate::wire::{self, OUR_MAC, PEER_MAC, PEERS, Wire, WireEnd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::thread::futex;
@@ -17,10 +17,10 @@ use towpath::driver::{
     Worker, boxed,
 };
 use towpath::events::FileCache;
-use towpath::host::{self, StartError};
+use towpath::host;
 use towpath::layers::io::process_sys::generation;
 use towpath::layers::io::random::secret;
-use towpath::layers::io::tap::{Features, Tap, TapError};
+use towpath::layers::io::tap::{Features, Tap};
 use towpath::layers::io::thread::release_unused;
 use towpath::layers::net::engine::Engine;
 use towpath::layers::net::socket::{Family, SocketId, Sockets};
@@ -41,11 +41,13 @@ pub struct Config {
     pub host: host::Config,
     /// For an attached instance: how long its end waits for unsent data.
     pub linger: Duration,
+    /// Sockets begin with `TOWPATH_SO_ZEROCOPY_AUTO`.
+    pub lends_auto: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { host: host::Config::default(), linger: LINGER_DEFAULT }
+        Self { host: host::Config::default(), linger: LINGER_DEFAULT, lends_auto: false }
     }
 }
 
@@ -71,30 +73,6 @@ impl Config {
             text.split_ascii_whitespace().map(str::parse).collect();
         self.host.gateways = gateways.map_err(|_| Errno::INVAL)?;
         Ok(self)
-    }
-}
-
-impl From<StartError> for Errno {
-    fn from(error: StartError) -> Self {
-        match error {
-            StartError::Tap(error) => error.into(),
-            StartError::Io(error) => error.into(),
-            _ => Errno::INVAL,
-        }
-    }
-}
-
-impl From<TapError> for Errno {
-    fn from(error: TapError) -> Self {
-        Errno(match error {
-            TapError::NoDevice | TapError::Gone => libc::ENODEV,
-            TapError::DeviceForbidden => libc::EACCES,
-            TapError::NotPermitted => libc::EPERM,
-            TapError::NameInUse => libc::EBUSY,
-            TapError::NameInvalid => libc::EINVAL,
-            TapError::Unsupported => libc::EOPNOTSUPP,
-            TapError::Os(errno) => errno.raw_os_error(),
-        })
     }
 }
 
@@ -149,6 +127,8 @@ pub(crate) struct State {
     pub(crate) ending: bool,
     /// Loans of the program's memory, made when they are first needed.
     pub(crate) loans: Option<Loans>,
+    /// Whether calls lend or copy.
+    pub(crate) choosing: Choosing,
     /// Pieces that the program received without a copy and has not returned.
     pub(crate) lent_pieces: LentPieces,
     /// Tasks that wait until the program returns some of these pieces.
@@ -264,6 +244,7 @@ impl Driven for State {
             news = true;
             self.files.note(id, what.bits());
         }
+        self.learn();
         if news {
             self.notify();
         }
@@ -464,6 +445,7 @@ impl Instance {
             wire,
             ending: false,
             loans: None,
+            choosing: Choosing::new(config.lends_auto),
             lent_pieces: LentPieces::default(),
             crowded: Vec::new(),
             epoch: epoch.clone(),

@@ -310,6 +310,29 @@ fn a_c_program_talks_to_the_kernel() {
     assert_ok(&ran);
 }
 
+/// Goal: a large call returns its memory in parts, each once and in order, while its peer has not
+/// read the rest; also with losses, a limit, a recall, a reset and a close.
+#[test]
+fn a_c_program_gets_a_large_call_back_in_parts() {
+    let ran = compile_and_run("parts", &package().join("tests/parts.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
+/// Goal: a program that lends where that pays has a notice for each call, whichever way it went.
+#[test]
+fn a_c_program_leaves_the_choice_to_the_library() {
+    let ran = compile_and_run("choices", &package().join("tests/choices.c"));
+    if ran.status.code() == Some(SKIPPED) {
+        println!("skipped: no TAP device: {}", String::from_utf8_lossy(&ran.stderr).trim());
+        return;
+    }
+    assert_ok(&ran);
+}
+
 /// Goal: datagrams to groups reach their members in both directions, and the kernel receives the
 /// reports of a C program's groups. Errors are those of the kernel.
 #[test]
@@ -391,8 +414,9 @@ fn a_c_program_sends_frames_to_the_kernel() {
 const SKIPPED: i32 = 77;
 
 /// All C programs of the tests.
-const PROGRAMS: [&str; 18] = [
+const PROGRAMS: [&str; 20] = [
     "abi",
+    "choices",
     "echo",
     "endings",
     "finish",
@@ -402,6 +426,7 @@ const PROGRAMS: [&str; 18] = [
     "multicast",
     "operations",
     "packet",
+    "parts",
     "pressure",
     "queue",
     "raw",

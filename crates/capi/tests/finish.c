@@ -153,7 +153,7 @@ static void gives_up(struct towpath_config config)
 		towpath_free(instance);
 		CHECK(close(peer) == 0);
 	}
-	config.more_reserved = 1;
+	config.zerocopy_auto = 2;
 	CHECK(!towpath_attach("tap0", &config) && errno == EINVAL);
 }
 

@@ -120,6 +120,18 @@ static void configure(const char *name)
 	CHECK(close(four) == 0 && close(six) == 0);
 }
 
+/* Sets the kernel's side of tap0. While it is down, what the instance sends is lost. */
+static inline void set_link(int up)
+{
+	struct ifreq request = { 0 };
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	strcpy(request.ifr_name, "tap0");
+	CHECK(fd >= 0 && ioctl(fd, SIOCGIFFLAGS, &request) == 0);
+	request.ifr_flags = up ? request.ifr_flags | IFF_UP : request.ifr_flags & ~IFF_UP;
+	CHECK(ioctl(fd, SIOCSIFFLAGS, &request) == 0 && close(fd) == 0);
+}
+
 /* Runs `play` over IPv4 and IPv6, once with the kernel as the server and once with the instance. */
 static inline void each_way(struct towpath *instance, void (*play)(struct scene *))
 {

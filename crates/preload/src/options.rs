@@ -44,7 +44,8 @@ impl Options {
                 ));
             }
         };
-        let mut config = Config::default();
+        // A program that asks to lend does not know where that costs more than a copy.
+        let mut config = Config { lends_auto: true, ..Config::default() };
         for word in words {
             apply(&mut config, word)?;
         }
@@ -130,6 +131,7 @@ mod tests {
         assert_eq!(host.addresses, addresses);
         assert_eq!(host.gateways.len(), 2);
         assert_eq!((host.mac, host.mtu, host.memory), (Some([2, 0, 0, 0, 10, 255]), 9000, 2 << 20));
+        assert!(config.lends_auto);
         assert_eq!(config.linger, Duration::ZERO);
         let usual = Options::parse("tap:tap0,address=192.0.2.2/24").expect("the least");
         assert_eq!(usual.link, Link::Tap("tap0".into()));

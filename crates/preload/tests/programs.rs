@@ -180,6 +180,35 @@ fn python_is_server_and_client() {
     );
 }
 
+/// Goal: a program that asks to lend a few bytes, for which that costs more than a copy, has its
+/// notice when the call returns; the bytes arrive.
+#[test]
+fn small_lending_sends_are_copied() {
+    check(
+        "curl python3",
+        r#"
+        echo served >data
+        python3 -m http.server --bind 192.0.2.1 8000 >/dev/null 2>&1 &
+        started=$!
+        until_works curl -s http://192.0.2.1:8000/
+        ours python3 -c 'if True:
+            import socket, struct
+            SO_ZEROCOPY, MSG_ZEROCOPY, COPIED, ZEROCOPY = 60, 0x4000000, 1, 5
+            s = socket.create_connection(("192.0.2.1", 8000))
+            s.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
+            for number in range(3):
+                part = [b"GET /data HTTP/1.0\r\n", b"Host: x\r\n", b"\r\n"][number]
+                assert s.send(part, MSG_ZEROCOPY) == len(part)
+                control = s.recvmsg(0, 128, socket.MSG_ERRQUEUE)[1]
+                notice = struct.unpack("=IBBBBII", control[0][2][:16])
+                assert notice == (0, ZEROCOPY, 0, COPIED, 0, number, number), notice
+            got = b""
+            while part := s.recv(4096): got += part
+            assert got.endswith(b"served\n"), got'
+        "#,
+    );
+}
+
 /// Goal: loops of Python over `select`, `poll`, `epoll` and asyncio work, as servers and as
 /// clients, and an exception of a signal ends a call that waits.
 #[test]

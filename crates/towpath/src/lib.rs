@@ -35,4 +35,11 @@ pub mod layers {
     pub use towpath_io as io;
     pub use towpath_net as net;
     pub use towpath_packet as packet;
+
+    /// Whether a call lends or copies, as [`SendMode::Auto`](crate::host::SendMode::Auto) decides.
+    pub mod choosing {
+        pub use crate::host::choosing::auto::{Choice, Chooser, Outcome};
+        pub use crate::host::choosing::calibration::{break_even, process_time};
+        pub use crate::host::choosing::trials::{Costs, Gauge};
+    }
 }

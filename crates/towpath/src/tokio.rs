@@ -50,7 +50,9 @@ pub use self::hyper::{ConnectError, Connecting, Connector};
 
 use crate::host::resolver::no_address;
 use crate::host::sockets::readiness::Watched;
-use crate::host::{self, Host, Lend, SendError, SendTo, Sending, Target, ToSocketAddrs};
+use crate::host::{
+    self, Chain, Completions, Host, Lend, SendError, SendTo, Sending, Target, ToSocketAddrs,
+};
 use futures_core::Stream;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -111,6 +113,18 @@ impl TcpStream {
         term: Duration,
     ) -> Result<Sending<B>, SendError<B>> {
         self.0.send_zc_for_async(buffer, term).await
+    }
+
+    /// Sends the buffers of `chain`, one after the other, in one call; each comes back on its own:
+    /// [`host::TcpStream::send_zc_each`]. The future is ready when the chain is accepted.
+    ///
+    /// # Errors
+    /// The errors of [`host::TcpStream::send_zc`]. The chain is handed back.
+    pub async fn send_zc_each<B: Lend>(
+        &self,
+        chain: Chain<B>,
+    ) -> Result<Completions<B>, SendError<Chain<B>>> {
+        self.0.send_zc_each_async(chain).await
     }
 
     /// Waits until the stream is readable: there are bytes, the end, or an error.

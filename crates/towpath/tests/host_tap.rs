@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 use towpath::host::{
-    Completions, Config, EtherType, FramePart, Host, LinkDestination, MacAddr, PacketSocket,
-    RawSocket, ReceivedPiece, SendMode, TcpListener, TcpStream, UdpSocket,
+    Chain, Completions, Config, EtherType, FramePart, Host, LENT_OVERHEAD, LinkDestination,
+    MacAddr, PacketSocket, RawSocket, ReceivedPiece, SendMode, TcpListener, TcpStream, UdpSocket,
 };
 use towpath_io::namespace::{Addresses, Interface};
 
@@ -91,6 +91,55 @@ fn lent_buffers_go_to_the_kernel_and_come_back() {
             assert!(!returned.copied);
         }
         reader.join().expect("no panic");
+        assert!(host.finish(PATIENCE));
+        assert_eq!(host.lent(), 0);
+    });
+}
+
+/// Goal: the buffers of one call come back one after the other while the kernel's TCP, which reads
+/// slowly, has not read the rest; each is overwritten at once. A recall brings the others back, and
+/// no byte is lost.
+#[test]
+fn buffers_of_one_call_come_back_one_by_one() {
+    const LEN: usize = 256 << 10;
+    const COUNT: usize = 64;
+    in_a_network(|host| {
+        let kernel = std::net::TcpListener::bind((KERNEL, 81)).expect("listens");
+        // Doubled by the kernel, and inherited: far below half of the bytes.
+        rustix::net::sockopt::set_socket_recv_buffer_size(&kernel, 1 << 20).expect("an option");
+        let stream = TcpStream::connect(host, SocketAddr::new(KERNEL, 81)).expect("connects");
+        let (mut peer, _) = kernel.accept().expect("accepted");
+        peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let chain = Chain((0..COUNT).map(|seed| pattern(LEN, seed)).collect());
+        let mut sends = stream.send_zc_each(chain).expect("sends");
+        assert!(host.lent() > COUNT / 2 * (LEN + LENT_OVERHEAD), "the peer has little room");
+        let mut received = vec![0; LEN];
+        for seed in 0..COUNT / 2 {
+            peer.read_exact(&mut received).expect("receives");
+            assert!(received == pattern(LEN, seed), "buffer {seed}");
+            let mut returned = sends.wait_next().expect("a send");
+            assert!(!returned.copied && returned.buffer == received, "buffer {seed}");
+            returned.buffer.fill(0xee);
+        }
+        // The budget may get the share of the last buffer a moment after it is back.
+        assert!(host.lent() <= (COUNT / 2 + 1) * (LEN + LENT_OVERHEAD));
+        assert_eq!(sends.len(), COUNT / 2);
+        sends.recall();
+        let mut copied = 0;
+        for seed in COUNT / 2..COUNT {
+            let mut returned = sends.wait_next().expect("a send");
+            assert!(returned.buffer == pattern(LEN, seed), "buffer {seed}");
+            copied += usize::from(returned.copied);
+            returned.buffer.fill(0xee);
+        }
+        assert!(copied > COUNT / 4, "the peer has not read: {copied}");
+        for seed in COUNT / 2..COUNT {
+            peer.read_exact(&mut received).expect("receives");
+            assert!(received == pattern(LEN, seed), "buffer {seed}");
+        }
+        drop(stream);
+        assert_eq!(peer.read(&mut received).expect("the end"), 0);
+        drop(peer);
         assert!(host.finish(PATIENCE));
         assert_eq!(host.lent(), 0);
     });

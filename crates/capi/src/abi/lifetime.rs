@@ -201,7 +201,8 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     let size = unsafe { config.cast::<size_t>().read() };
     // SAFETY: the caller vouches for `size` bytes.
     let given = unsafe { read_grown(config, size) }?;
-    if given.reserved != [0; 6] || given.more_reserved != 0 || given.mac[0] & 1 != 0 {
+    if given.reserved != [0; 6] || !(0..=1).contains(&given.zerocopy_auto) || given.mac[0] & 1 != 0
+    {
         return Err(Errno::INVAL);
     }
     // SAFETY: the caller vouches for it.
@@ -222,6 +223,7 @@ unsafe fn read_config(config: *const TowpathConfig) -> Outcome<Config> {
     if given.linger != 0 {
         config.linger = Duration::from_millis(u64::try_from(given.linger).unwrap_or(0));
     }
+    config.lends_auto = given.zerocopy_auto != 0;
     config.host.mac = (given.mac != [0; 6]).then_some(given.mac);
     Ok(config)
 }
@@ -247,7 +249,7 @@ mod tests {
             reserved: [0; 6],
             file_cache: 12_345,
             linger: -1,
-            more_reserved: 0,
+            zerocopy_auto: 1,
         };
         let read = |size| {
             let given = given(size);
@@ -260,6 +262,7 @@ mod tests {
             let host = &config.host;
             assert_eq!((host.file_cache, host.memory, host.mtu), (files, 2 << 20, 1500));
             assert_eq!(config.linger.is_zero(), size == size_of::<TowpathConfig>());
+            assert_eq!(config.lends_auto, size == size_of::<TowpathConfig>());
         }
         for size in [0, 8, FIRST - 1] {
             assert_eq!(read(size).err(), Some(Errno::INVAL), "{size}");

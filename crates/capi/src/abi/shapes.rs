@@ -27,8 +27,8 @@ pub struct TowpathConfig {
     pub file_cache: size_t,
     /// Milliseconds that its end waits; negative for no wait.
     pub linger: c_int,
-    /// Must be zero.
-    pub more_reserved: c_int,
+    /// One if sockets begin with `TOWPATH_SO_ZEROCOPY_AUTO`.
+    pub zerocopy_auto: c_int,
 }
 
 /// `struct towpath_change`.

@@ -1,6 +1,7 @@
 //! Sends that lend (`MSG_ZEROCOPY` on a socket with `SO_ZEROCOPY`): the program's memory is not
 //! copied, and `recvmsg` with `MSG_ERRQUEUE` reports its return.
 
+use super::choosing::Chosen;
 use super::stream::{Opening, send_flags};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
@@ -10,6 +11,12 @@ use towpath::layers::net::socket::{Borrower, LentCall, LentLimits, SendFlags, So
 use towpath::layers::net::stack::Context;
 use towpath::layers::net::time::Duration;
 use towpath::layers::packet::{Loans, Piece, Recall};
+
+/// `TOWPATH_SO_ZEROCOPY_PART` of `towpath.h`.
+pub(super) const TOWPATH_SO_ZEROCOPY_PART: i32 = 0x7002;
+/// Smallest part of a call: a connection's send buffer of 8 MiB then has fewer parts than a socket
+/// may have notices by default.
+const PART_LEAST: u32 = 64 << 10;
 
 /// Most ranges of memory that an instance borrows at a time. Without a free descriptor a call fails
 /// with `ENOBUFS`.
@@ -32,6 +39,40 @@ pub(crate) fn asked_term(control: &[u8]) -> Outcome<Option<Duration>> {
 pub(crate) fn term(number: i32) -> Outcome<Option<Duration>> {
     let millis = u64::try_from(number).map_err(|_| Errno::INVAL)?;
     Ok(Some(Duration::from_millis(millis)).filter(|term| !term.is_zero()))
+}
+
+/// The size of the parts of a call in bytes; zero is one part.
+pub(super) fn part(number: i32) -> Outcome<Option<u32>> {
+    let bytes = u32::try_from(number).map_err(|_| Errno::INVAL)?;
+    if bytes == 0 {
+        return Ok(None);
+    }
+    Some(bytes).filter(|bytes| *bytes >= PART_LEAST).map(Some).ok_or(Errno::INVAL)
+}
+
+/// A call of a program that lends on a stream, in parts: to the sockets, each part is a call.
+struct Parts {
+    part: LentCall,
+    /// Bytes of each part but the last.
+    size: usize,
+    term: Option<Duration>,
+    chosen: Chosen,
+}
+
+impl Parts {
+    fn new(size: Option<u32>, term: Option<Duration>, chosen: Chosen) -> Self {
+        let size = size.map_or(usize::MAX, |size| size as usize);
+        Self { part: LentCall::default(), size, term, chosen }
+    }
+
+    /// The part that follows the first `done` of `total` bytes, and the bytes left of it.
+    fn at(&mut self, done: usize, total: usize) -> (&mut LentCall, usize) {
+        let used = done % self.size;
+        if used == 0 {
+            self.part = self.chosen.part(self.term, done == 0);
+        }
+        (&mut self.part, (total - done).min(self.size - used))
+    }
 }
 
 impl Instance {
@@ -87,19 +128,23 @@ impl Instance {
             return self.send_to(fd, &[], flags, address);
         }
         let timeout = self.check_send(fd, flags)?;
-        let mut call = asked_term(control)?.map_or_else(LentCall::default, LentCall::for_term);
+        let mut parts = {
+            let mut state = self.lock();
+            let size = state.engine.protocols.options(state.id(fd)?)?.lent_part;
+            Parts::new(size, asked_term(control)?, state.choose(fd, ranges.len())?)
+        };
         let mut open =
-            |state: &mut State| state.lend_with_syn(fd, &mut call, ranges, flags, address);
+            |state: &mut State| state.lend_with_syn(fd, &mut parts, ranges, flags, address);
         let sent = match self.open_with_data(fd, ranges.len(), (timeout, flags), &mut open)? {
             Opening::Open(with_syn) => with_syn,
             Opening::GoesOn(with_syn) => return Ok(with_syn),
         };
         let sent = self.send_parts(fd, ranges.len(), sent, (timeout, flags), |state, done| {
-            state.lend_some(fd, &mut call, ranges, done, flags)
+            state.lend_some(fd, &mut parts, ranges, done, flags)
         });
         if sent.is_ok_and(|sent| sent < ranges.len()) {
             // The call is over. If its bytes were copied, its notice is due at once.
-            drop(call);
+            drop(parts);
             self.call(|_| ());
         }
         sent
@@ -111,16 +156,20 @@ impl State {
     fn lend_some(
         &mut self,
         fd: i32,
-        call: &mut LentCall,
+        parts: &mut Parts,
         ranges: &Ranges,
         done: usize,
         flags: i32,
     ) -> Outcome<usize> {
         let id = self.id(fd)?;
-        let how = send_flags(flags, done);
-        let left = ranges.len() - done;
+        let (part, left) = parts.at(done, ranges.len());
+        let mut how = send_flags(flags, done);
+        if done + left < ranges.len() {
+            // The program's call goes on behind this part.
+            how = SendFlags { more: true, end_of_record: false, ..how };
+        }
         Ok(self.with_loans(|sockets, loans, cx| {
-            sockets.send_lent(id, call, left, how, from(ranges, done, loans), cx)
+            sockets.send_lent(id, part, left, how, from(ranges, done, loans), cx)
         })?)
     }
 
@@ -128,16 +177,18 @@ impl State {
     fn lend_with_syn(
         &mut self,
         fd: i32,
-        call: &mut LentCall,
+        parts: &mut Parts,
         ranges: &Ranges,
         flags: i32,
         address: &[u8],
     ) -> Outcome<Option<usize>> {
         let to = (self.id(fd)?, self.destination(fd, address)?);
-        let how = SendFlags { more: flags & libc::MSG_MORE != 0, ..SendFlags::default() };
+        let (part, len) = parts.at(0, ranges.len());
+        let more = flags & libc::MSG_MORE != 0 || len < ranges.len();
+        let how = SendFlags { more, ..SendFlags::default() };
         Ok(self.with_loans(|sockets, loans, cx| {
             let lend = from(ranges, 0, loans);
-            sockets.send_lent_with_syn(to, call, ranges.len(), how, lend, cx)
+            sockets.send_lent_with_syn(to, part, len, how, lend, cx)
         })?)
     }
 
@@ -168,6 +219,7 @@ pub(crate) fn from<'a>(
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::{Config, Errno, Instance};
 
     #[test]
@@ -187,5 +239,33 @@ mod tests {
             assert!(instance.lends(fd, libc::MSG_ZEROCOPY) && !instance.lends(fd, 0));
         }
         assert!(!instance.lends(-1, libc::MSG_ZEROCOPY));
+    }
+
+    #[test]
+    fn parts_follow_each_other() {
+        let mut parts = Parts::new(Some(PART_LEAST), None, Chosen::Copy);
+        let size = PART_LEAST as usize;
+        for (done, total, left) in [
+            (0, 1, 1),
+            (0, size, size),
+            (0, size + 1, size),
+            (1, size + 1, size - 1),
+            (size, size + 1, 1),
+            (3 * size - 1, 5 * size, 1),
+            (3 * size, 5 * size, size),
+        ] {
+            assert_eq!(parts.at(done, total).1, left, "{done} of {total}");
+        }
+        let mut whole = Parts::new(None, None, Chosen::Lend(None));
+        assert_eq!((whole.at(0, 1 << 30).1, whole.at(1 << 20, 1 << 30).1), (1 << 30, 1023 << 20));
+    }
+
+    #[test]
+    fn parts_have_a_least_size() {
+        assert_eq!(
+            [part(0), part(65_536), part(i32::MAX)],
+            [Ok(None), Ok(Some(PART_LEAST)), Ok(Some(i32::MAX as u32)),]
+        );
+        assert_eq!([part(-1), part(1), part(65_535)], [Err(Errno::INVAL); 3]);
     }
 }

@@ -1,6 +1,7 @@
 //! The calls of a program, as methods of an instance and of the state behind its lock. Arguments
 //! are slices; errors are numbers.
 
+mod choosing;
 mod datagram;
 mod ending;
 mod lending;

@@ -6,7 +6,7 @@ mod raw;
 mod tcp_info;
 mod timers;
 
-use super::lending;
+use super::{choosing, lending};
 use crate::errno::{Errno, Outcome};
 use crate::instance::{Instance, State};
 use crate::memory::control::TOWPATH_SO_ZEROCOPY_TERM;
@@ -204,20 +204,14 @@ impl State {
             _ => {}
         }
         let number = int(value)?;
+        if let Some(done) = self.set_lending_option(fd, name, number) {
+            return done;
+        }
         let on = number != 0;
         match name {
             libc::SO_TIMESTAMPING => {
                 let id = self.id(fd)?;
                 Ok(self.engine.protocols.set_timestamping(id, Timestamping(number as u32))?)
-            }
-            // As in Linux, only 0 and 1 are valid.
-            libc::SO_ZEROCOPY if (0..=1).contains(&number) => {
-                self.change(fd, |options| options.zerocopy = on)
-            }
-            libc::SO_ZEROCOPY => Err(Errno::INVAL),
-            TOWPATH_SO_ZEROCOPY_TERM => {
-                let term = lending::term(number)?;
-                self.change(fd, |options| options.lent_term = term)
             }
             libc::SO_REUSEADDR => self.change(fd, |options| options.reuse_address = on),
             libc::SO_REUSEPORT => self.change(fd, |options| options.reuse_port = on),
@@ -242,6 +236,27 @@ impl State {
             }
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
+    }
+
+    /// Sets an option of sends that lend; `None` if it is none of these.
+    fn set_lending_option(&mut self, fd: i32, name: i32, number: i32) -> Option<Outcome<()>> {
+        let on = number != 0;
+        Some(match name {
+            // As in Linux, only 0 and 1 are valid.
+            libc::SO_ZEROCOPY if (0..=1).contains(&number) => {
+                self.change(fd, |options| options.zerocopy = on)
+            }
+            libc::SO_ZEROCOPY => Err(Errno::INVAL),
+            TOWPATH_SO_ZEROCOPY_TERM => lending::term(number)
+                .and_then(|term| self.change(fd, |options| options.lent_term = term)),
+            lending::TOWPATH_SO_ZEROCOPY_PART => lending::part(number)
+                .and_then(|part| self.change(fd, |options| options.lent_part = part)),
+            choosing::TOWPATH_SO_ZEROCOPY_AUTO if (0..=1).contains(&number) => {
+                self.change(fd, |options| options.lent_auto = on)
+            }
+            choosing::TOWPATH_SO_ZEROCOPY_AUTO => Err(Errno::INVAL),
+            _ => return None,
+        })
     }
 
     /// Sizes of the send buffer and the receive buffer, in bytes with overhead.
@@ -287,6 +302,8 @@ impl State {
             libc::SO_REUSEADDR => i32::from(options.reuse_address),
             libc::SO_ZEROCOPY => i32::from(options.zerocopy),
             TOWPATH_SO_ZEROCOPY_TERM => options.lent_term.map_or(0, |term| term.as_millis() as i32),
+            lending::TOWPATH_SO_ZEROCOPY_PART => options.lent_part.unwrap_or(0) as i32,
+            choosing::TOWPATH_SO_ZEROCOPY_AUTO => i32::from(options.lent_auto),
             libc::SO_REUSEPORT => i32::from(options.reuse_port),
             libc::SO_KEEPALIVE => i32::from(options.keepalive),
             libc::SO_OOBINLINE => i32::from(options.urgent_inline),

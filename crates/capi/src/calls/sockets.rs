@@ -38,6 +38,10 @@ impl Instance {
                 libc::IPPROTO_TCP => state.engine.protocols.stream(family)?,
                 _ => state.engine.protocols.datagram(family)?,
             };
+            if state.choosing.by_default {
+                let now = state.now();
+                state.engine.protocols.set_options(id, now, |options| options.lent_auto = true)?;
+            }
             state.add_socket(id, domain, kind)
         })
     }
@@ -252,6 +256,7 @@ impl State {
             send_timeout: None,
             reports_unread: false,
             watchers: Watchers::default(),
+            chooser: None,
         }))
     }
 

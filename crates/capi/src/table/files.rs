@@ -5,8 +5,10 @@ use crate::errno::{Errno, Outcome};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
+use towpath::layers::choosing::Chooser;
 use towpath::layers::net::socket::SocketId;
 
 /// The state of a socket's descriptor.
@@ -26,6 +28,8 @@ pub(crate) struct SocketFile {
     pub(crate) reports_unread: bool,
     /// Wakers of event queues that wait for this socket.
     pub(crate) watchers: Watchers,
+    /// Chooses whether calls lend, from the first choice on.
+    pub(crate) chooser: Option<Arc<Chooser>>,
 }
 
 /// Control messages that a datagram socket adds to each message.

@@ -28,7 +28,8 @@ use super::shares::{Borrower, Copies, GROUPS_PER_PART, Lack, Part, Share, append
 use super::stream::end_part;
 use super::{Error, Notice, Readiness, SendFlags, SocketId, Sockets};
 use crate::stack::{Context, TcpHandle};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -78,6 +79,8 @@ pub(super) struct Group {
     pages: usize,
     /// Its calls copy.
     copies: bool,
+    /// Given back with the outcome of the group; boxed, as few calls are watched.
+    watch: Option<Box<LentWatch>>,
     /// Loans that can be recalled.
     pub(super) outstanding: Outstanding,
 }
@@ -104,6 +107,8 @@ pub(super) struct Lendings {
     /// Groups that ended, while they are reported: how many calls ago the group began, its index,
     /// copied.
     ended: Vec<(Reverse<u32>, u32, bool)>,
+    /// Outcomes of watched calls.
+    outcomes: Vec<(SocketId, LentWatch, bool)>,
     pub(super) terms: Terms,
 }
 
@@ -118,6 +123,7 @@ impl Lendings {
             limits: LentLimits::default(),
             report_copied: false,
             ended: Vec::new(),
+            outcomes: Vec::new(),
             terms: Terms::default(),
         }
     }
@@ -133,6 +139,7 @@ impl Lendings {
             bytes: 0,
             pages: 0,
             copies,
+            watch: None,
             outstanding,
         };
         let index = match self.free.pop() {
@@ -180,18 +187,44 @@ pub(super) struct SocketLending {
     groups: usize,
 }
 
+/// What the owner notes about a call whose outcome it wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentWatch {
+    /// A number of the owner.
+    pub round: u32,
+    /// Bytes of the call.
+    pub size: usize,
+    /// When the call began.
+    pub began: Instant,
+}
+
 /// One call that lends. It ends when it is dropped.
 #[derive(Default)]
 pub struct LentCall {
     pub(super) share: Option<Share>,
     term: Option<Duration>,
     takes_all: bool,
+    copies: bool,
+    watch: Option<Box<LentWatch>>,
 }
 
 impl LentCall {
     /// A call that lends for `term`, whatever the socket's option says.
     pub fn for_term(term: Duration) -> Self {
         Self { term: Some(term), ..Self::default() }
+    }
+
+    /// A call on a stream that copies its bytes. It has a number as if it lent, and its notice,
+    /// marked as copied, is there when all its bytes are queued.
+    pub fn copying() -> Self {
+        Self { copies: true, ..Self::default() }
+    }
+
+    /// Reports the outcome of the call with [`Sockets::next_outcome`]. If calls share a notice, the
+    /// first watch is reported.
+    #[must_use]
+    pub fn watched(self, watch: LentWatch) -> Self {
+        Self { watch: Some(Box::new(watch)), ..self }
     }
 
     /// Lends from now on without regard to the room of the send queue. For a stream socket that is
@@ -239,6 +272,17 @@ impl Sockets {
     /// Marks all notices as copied, as Linux does for a TUN device.
     pub fn report_copied(&mut self, on: bool) {
         self.lendings.report_copied = on;
+    }
+
+    /// Takes the outcome of a [watched](LentCall::watched) call whose memory is back: its socket,
+    /// which may be closed, and whether bytes were copied after all.
+    pub fn next_outcome(&mut self) -> Option<(SocketId, LentWatch, bool)> {
+        self.lendings.outcomes.pop()
+    }
+
+    /// Returns the pages that calls are charged now.
+    pub fn lent_pages(&self) -> usize {
+        self.lendings.pages
     }
 
     /// Lends part of a call's `total` bytes to the send queue, up to the end of the current buffer
@@ -359,7 +403,9 @@ impl Sockets {
             sent.map(|sent| sent.unwrap_or(0))
         })?;
         cx.ledger.carry(sent);
-        cx.ledger.lend(sent);
+        if call.share.as_ref().is_some_and(|share| !share.copies) {
+            cx.ledger.lend(sent);
+        }
         Ok(if is_open { None } else { Some(sent) })
     }
 
@@ -375,10 +421,15 @@ impl Sockets {
         if let Some(share) = &call.share {
             return act(self, share);
         }
-        let share = self.join(id, total, self.tail_group(id, total))?;
+        // What is copied does not wait for the notice of what was lent before.
+        let tail = if call.copies { None } else { self.tail_group(id, total) };
+        let mut share = self.join(id, total, tail)?;
+        share.copies |= call.copies;
         let sent = act(self, &share)?;
         if sent > 0 {
             self.commit(id, share.group, total);
+            let watch = &mut self.lendings.groups[share.group as usize].watch;
+            *watch = watch.take().or(call.watch.take());
             call.share = Some(share);
         }
         Ok(sent)
@@ -463,6 +514,9 @@ impl Sockets {
             let (id, first, calls) = (group.socket, group.first, group.calls);
             self.lendings.pages -= group.pages;
             self.lendings.free.push(index);
+            if let Some(watch) = group.watch.take() {
+                self.lendings.outcomes.push((id, *watch, copied));
+            }
             let copied = copied || self.lendings.report_copied;
             let Ok(socket) = self.socket_mut(id) else { continue };
             socket.lending.groups -= 1;

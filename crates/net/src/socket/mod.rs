@@ -51,7 +51,9 @@ pub use datagram::{
     QUEUED_MAX, RECEIVE_BUFFER_DEFAULT, RawOptions, ReceivedDatagram, SEND_BUFFER_DEFAULT, SendTo,
 };
 pub use error::Error;
-pub use lending::{CALLS_MAX, GROUP_BYTES_MAX, GROUPS_MAX, LentCall, LentLimits, NOTICE_CHARGE};
+pub use lending::{
+    CALLS_MAX, GROUP_BYTES_MAX, GROUPS_MAX, LentCall, LentLimits, LentWatch, NOTICE_CHARGE,
+};
 pub use lent_receive::{READERS_MAX, ReadMost};
 pub use listen::BACKLOG_MAX;
 pub use notices::{NOTICES_MAX, Notice, Timestamping};

@@ -115,6 +115,11 @@ pub struct Options {
     pub zerocopy: bool,
     /// Time after which memory lent by calls of this socket is returned at the latest.
     pub lent_term: Option<Duration>,
+    /// Bytes after which a call that lends on a stream goes on as the next call, with its own
+    /// number and notice. The owner of the sockets divides its calls.
+    pub lent_part: Option<u32>,
+    /// Calls that lend on a stream may copy instead, as the owner of the sockets chooses.
+    pub lent_auto: bool,
 }
 
 impl Default for Options {
@@ -162,6 +167,8 @@ impl Default for Options {
             timestamping: Timestamping::default(),
             zerocopy: false,
             lent_term: None,
+            lent_part: None,
+            lent_auto: false,
         }
     }
 }

@@ -61,7 +61,7 @@
 //! sent by then is lost, and all memory comes back. [`Host::finish`] waits for the network first.
 
 pub mod bpf;
-mod choosing;
+pub(crate) mod choosing;
 mod config;
 mod core;
 pub(crate) mod files;

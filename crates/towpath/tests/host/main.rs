@@ -2,6 +2,7 @@
 //! them needs no privileges.
 
 mod datagrams;
+mod each;
 mod files;
 mod options;
 mod raw;

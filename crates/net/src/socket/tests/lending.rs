@@ -3,10 +3,11 @@
 use super::bench::*;
 use crate::socket::shares::GROUPS_PER_PART;
 use crate::socket::{
-    Borrower, Error, Family, LentCall, LentLimits, Linger, NOTICE_CHARGE, Notice, Options,
-    Readiness, SendFlags, SendTo, SocketId,
+    Borrower, Error, Family, LentCall, LentLimits, LentWatch, Linger, NOTICE_CHARGE, Notice,
+    Options, Readiness, SendFlags, SendTo, SocketId,
 };
 use crate::tcp::fastopen::{self, CLIENT_NO_COOKIE};
+use crate::time::Instant;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -85,6 +86,22 @@ impl Lent {
 
     pub(super) fn notice(&mut self) -> Result<Notice, Error> {
         self.b.hosts[CLIENT].take_notice(self.client)
+    }
+
+    /// One call of `len` bytes in one range, all of which is taken.
+    fn make(&mut self, mut call: LentCall, len: usize) {
+        let memory = Arc::new(vec![1; len]);
+        let (mut at, loans) = (0, &mut self.loans);
+        let lend = |room: usize, borrower: Borrower| {
+            let part = (at, room.min(len - at) as u32);
+            at += part.1 as usize;
+            loans.lend_shared(&memory, part, borrower.lender, borrower.token)
+        };
+        let client = self.client;
+        let sent = self.b.with(CLIENT, |host, cx| {
+            host.send_lent(client, &mut call, len, SendFlags::default(), lend, cx)
+        });
+        assert_eq!(sent, Ok(len));
     }
 
     fn is_reported(&self) -> bool {
@@ -366,6 +383,43 @@ fn calls_beyond_the_groups_copy() {
 }
 
 /// Goal: a reset returns everything at once, and the notices stay readable.
+/// Goal: a call that copies has the next number, and its notice at once, while the memory of the
+/// call before it, whose bytes wait in front of its own, is still lent. All bytes arrive in order.
+#[test]
+fn a_call_may_copy() {
+    let mut l = Lent::new();
+    l.make(LentCall::default(), 3000);
+    l.make(LentCall::copying(), 500);
+    assert_eq!(l.notice(), Ok(Notice::Lent { first: 1, last: 1, copied: true }));
+    assert_eq!((l.loans.out_count(), l.b.copied_at(Site::SocketSend)), (1, 500));
+    l.make(LentCall::default(), 100);
+    assert_eq!(l.notice(), Err(Error::WouldBlock));
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 0));
+    assert_eq!(l.notice(), lent(2, 2));
+    assert_eq!((l.received(), l.loans.out_count()), (3600, 0));
+}
+
+/// Goal: the outcome of a watched call is reported once, when its memory is back; also that of a
+/// call whose socket is closed. Calls that share its notice do not replace it.
+#[test]
+fn watched_calls_report_their_outcome() {
+    let mut l = Lent::new();
+    let watch = |round| LentWatch { round, size: 9, began: Instant::START };
+    l.make(LentCall::default().watched(watch(1)), 100);
+    l.make(LentCall::default().watched(watch(2)), 100);
+    assert_eq!(l.b.hosts[CLIENT].next_outcome(), None);
+    l.b.settle();
+    assert_eq!(l.notice(), lent(0, 1));
+    assert_eq!(l.b.hosts[CLIENT].next_outcome(), Some((l.client, watch(1), false)));
+    assert_eq!(l.b.hosts[CLIENT].next_outcome(), None);
+    l.make(LentCall::default().watched(watch(3)), 100);
+    let (client, now) = (l.client, l.b.now);
+    l.b.hosts[CLIENT].close(client, now).expect("open");
+    l.b.settle();
+    assert_eq!(l.b.hosts[CLIENT].next_outcome(), Some((client, watch(3), false)));
+}
+
 #[test]
 fn a_reset_returns_everything() {
     let mut l = Lent::new();

@@ -14,8 +14,10 @@ use towpath_packet::sync::{AtomicU32, AtomicUsize, Ordering};
 
 /// What to do with one call's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::host) enum Choice {
+pub enum Choice {
+    /// Copy.
     Copy,
+    /// Lend.
     Lend,
     /// Lend, and report the result to [`Chooser::learn`] with the chooser's round.
     LendWatched(u32),
@@ -23,20 +25,21 @@ pub(in crate::host) enum Choice {
 
 /// Result of a watched loan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::host) struct Outcome {
+pub struct Outcome {
     /// The round in which it began.
-    pub(in crate::host) round: u32,
-    pub(in crate::host) size: usize,
+    pub round: u32,
+    /// Bytes of the call.
+    pub size: usize,
     /// True if bytes were copied after the call.
-    pub(in crate::host) copied: bool,
+    pub copied: bool,
     /// Time from the call until all memory was back.
-    pub(in crate::host) nanos: u64,
+    pub nanos: u64,
 }
 
 /// Chooses for the calls of one socket. All numbers are advice: an outdated value only repeats an
 /// earlier choice, so every access outside the lock is relaxed.
 #[derive(Debug)]
-pub(in crate::host) struct Chooser {
+pub struct Chooser {
     /// Measured costs, shared by all sockets.
     costs: Arc<Costs>,
     threshold: AtomicUsize,
@@ -54,7 +57,8 @@ pub(in crate::host) struct Chooser {
 }
 
 impl Chooser {
-    pub(in crate::host) fn new(costs: Arc<Costs>) -> Self {
+    /// Creates the chooser of a socket that has not sent yet.
+    pub fn new(costs: Arc<Costs>) -> Self {
         Self {
             costs,
             threshold: AtomicUsize::new(SIZE_MIN),
@@ -68,7 +72,7 @@ impl Chooser {
     }
 
     /// Decides for a call of `size` bytes.
-    pub(in crate::host) fn choose(&self, size: usize, gauge: &impl Gauge) -> Choice {
+    pub fn choose(&self, size: usize, gauge: &impl Gauge) -> Choice {
         if size < SIZE_MIN {
             return Choice::Copy;
         }
@@ -101,7 +105,7 @@ impl Chooser {
     }
 
     /// Learns from the result of a loan.
-    pub(in crate::host) fn learn(&self, outcome: Outcome) {
+    pub fn learn(&self, outcome: Outcome) {
         let mut balance = self.wasted.lock().unwrap_or_else(PoisonError::into_inner);
         let wasted = outcome.copied || outcome.nanos > LATE_NANOS;
         let round = self.round.load(Ordering::Relaxed);

@@ -43,8 +43,7 @@ impl Gauge for Core {
     }
 
     fn used(&self) -> Duration {
-        let used = clock_gettime(ClockId::ProcessCPUTime);
-        Duration::new(used.tv_sec.cast_unsigned(), used.tv_nsec as u32)
+        process_time()
     }
 
     fn out(&self) -> u64 {
@@ -52,8 +51,14 @@ impl Gauge for Core {
     }
 }
 
+/// Returns the CPU time of all threads of this process.
+pub fn process_time() -> Duration {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(used.tv_sec.cast_unsigned(), used.tv_nsec as u32)
+}
+
 /// Measures the size from which lending costs less.
-pub(in crate::host) fn break_even(over_device: bool) -> usize {
+pub fn break_even(over_device: bool) -> usize {
     break_even_of(loan_nanos(), copy_nanos(), over_device)
 }
 

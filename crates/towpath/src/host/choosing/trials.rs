@@ -35,7 +35,7 @@ use std::time::Duration;
 use towpath_packet::sync::{AtomicU32, Ordering};
 
 /// Measurements that a trial uses.
-pub(in crate::host) trait Gauge {
+pub trait Gauge {
     /// Returns the time since an arbitrary start.
     fn now(&self) -> Duration;
     /// Returns the CPU time of the process's threads.
@@ -49,7 +49,7 @@ pub(in crate::host) trait Gauge {
 /// The lock is taken once for many calls; a call reads one number. That number is advice, so every
 /// access is relaxed.
 #[derive(Debug)]
-pub(in crate::host) struct Costs {
+pub struct Costs {
     /// One bit for each class; set if it lends now.
     lending: AtomicU32,
     trials: Mutex<Trials>,
@@ -57,18 +57,18 @@ pub(in crate::host) struct Costs {
 
 impl Costs {
     /// Creates costs by which calls of `break_even` bytes and more lend before the first trial.
-    pub(in crate::host) fn new(break_even: usize) -> Self {
+    pub fn new(break_even: usize) -> Self {
         let trials = Trials::new(break_even);
         Self { lending: AtomicU32::new(trials.decided), trials: Mutex::new(trials) }
     }
 
     /// Returns true if a call of `size` bytes lends.
-    pub(in crate::host) fn lends(&self, size: usize) -> bool {
+    pub fn lends(&self, size: usize) -> bool {
         size >= SIZE_MIN && self.lending.load(Ordering::Relaxed) >> class(size) & 1 == 1
     }
 
     /// Notes `calls` calls of `bytes` bytes in all; the last one had `size` bytes.
-    pub(in crate::host) fn made(&self, size: usize, calls: u32, bytes: u64, gauge: &impl Gauge) {
+    pub fn made(&self, size: usize, calls: u32, bytes: u64, gauge: &impl Gauge) {
         let mut trials = self.trials.lock().unwrap_or_else(PoisonError::into_inner);
         self.lending.store(trials.step(class(size), calls, bytes, gauge), Ordering::Relaxed);
     }

@@ -159,6 +159,14 @@ impl Core {
         Ok(())
     }
 
+    /// Appends entries that lend to a send queue, with nothing in between.
+    pub(super) fn send_all(&self, queue: &Arc<SendQueue>, ops: Vec<Op>) -> Result<(), Vec<Op>> {
+        if queue.push_all(ops)? {
+            self.submit(queue);
+        }
+        Ok(())
+    }
+
     /// Appends datagrams to a send queue.
     pub(super) fn send_datagrams(
         &self,

@@ -205,6 +205,17 @@ impl SendQueue {
         Ok(!std::mem::replace(&mut inbox.listed, true))
     }
 
+    /// Appends entries that lend, with nothing in between. Returns true if the worker must be
+    /// notified, or hands the entries back if the stack will not accept them.
+    pub(in crate::host) fn push_all(&self, ops: Vec<Op>) -> Result<bool, Vec<Op>> {
+        let mut inbox = self.lock();
+        if inbox.failed.is_some() {
+            return Err(ops);
+        }
+        inbox.ops.extend(ops);
+        Ok(!std::mem::replace(&mut inbox.listed, true))
+    }
+
     /// Appends datagrams that are sent with `send`, its term aside, and for which the caller has
     /// taken room. Returns true if the worker must be notified, or hands them back if only the
     /// stack knows whether they can be sent.

@@ -1,5 +1,6 @@
 //! TCP connections.
 
+mod each;
 mod lent;
 mod options;
 
@@ -86,6 +87,11 @@ impl<B: Lend> Going<B> {
             copied => Ok(Sending::copied(buffer, copied)),
         }
     }
+}
+
+/// Returns what the budgets are charged for a lent buffer of `len` bytes.
+fn charge_of(len: usize) -> usize {
+    len.saturating_add(LENT_OVERHEAD)
 }
 
 impl TcpStream {
@@ -184,15 +190,25 @@ impl TcpStream {
         if going.choice == Choice::Copy {
             return self.poll_copy(cx, going, len);
         }
-        let (queue, charge) = (&self.inner.queue, len.saturating_add(LENT_OVERHEAD));
-        if queue.account.levels.poll_take(cx, charge).is_pending() {
-            queue.found_none(|waker| queue.account.levels.watch(waker, charge));
-            let failure = queue.failure().map(io_error);
-            return failure.map_or(Poll::Pending, |error| Poll::Ready(going.stop(error)));
+        match self.poll_charge(cx, charge_of(len)) {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => return Poll::Ready(going.stop(error)),
+            Poll::Pending => return Poll::Pending,
         }
         let buffer = going.buffer.take().expect("a future is done once");
         let watch = self.inner.mode.watch(going.choice, len);
-        Poll::Ready(self.lend(buffer, charge, going.term, watch))
+        Poll::Ready(self.lend(buffer, going.term, watch))
+    }
+
+    /// Takes `charge` from the budgets of lent bytes.
+    fn poll_charge(&self, cx: &mut Context<'_>, charge: usize) -> Poll<io::Result<()>> {
+        let queue = &self.inner.queue;
+        if queue.account.levels.poll_take(cx, charge).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        queue.found_none(|waker| queue.account.levels.watch(waker, charge));
+        let failure = queue.failure().map(io_error);
+        failure.map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
     }
 
     /// Copies the buffer into the send queue.
@@ -235,20 +251,16 @@ impl TcpStream {
         self.inner.mode.set(mode, || self.inner.host.stream_costs());
     }
 
+    /// Lends a buffer for which the budgets were charged.
     fn lend<B: Lend>(
         &self,
         buffer: B,
-        charge: usize,
         term: Option<Duration>,
         watch: Option<Watch>,
     ) -> Result<Sending<B>, SendError<B>> {
         let (queue, core) = (&self.inner.queue, &self.inner.host.owner.core);
-        let held = Arc::new(Parcel::new(buffer));
-        let (ticket, share) = Ticket::begin(queue.account.clone(), charge);
-        ticket.observe(watch);
-        let due = term.map(|term| core.clock.now() + term);
-        let lent = LentOp::new(held.clone(), share, due);
-        let sending = Sending::lent(held, ticket);
+        let (lent, sending) = self.loan(buffer, self.due(term));
+        lent.ticket.observe(watch);
         match core.send(queue, Op::Lent(lent)) {
             Ok(()) => Ok(sending),
             Err(op) => {
@@ -257,6 +269,19 @@ impl TcpStream {
                 Err(SendError { error: self.failure(), buffer })
             }
         }
+    }
+
+    /// Returns when the memory of a call that is made now must be back.
+    fn due(&self, term: Option<Duration>) -> Option<Instant> {
+        term.map(|term| self.inner.host.owner.core.clock.now() + term)
+    }
+
+    /// Creates the queue's entry of a buffer, and its handle.
+    fn loan<B: Lend>(&self, buffer: B, due: Option<Instant>) -> (LentOp, Sending<B>) {
+        let account = self.inner.queue.account.clone();
+        let (ticket, share) = Ticket::begin(account, charge_of(buffer.len()));
+        let held = Arc::new(Parcel::new(buffer));
+        (LentOp::new(held.clone(), share, due), Sending::lent(held, ticket))
     }
 
     /// Returns why nothing more can be sent.

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 /// The rules of a policy by their destinations. Lists of rules have their numbers, ascending.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     /// Rules for one name.
     exact: HashMap<Name, Vec<u32>>,
@@ -34,7 +34,7 @@ pub(super) struct Index {
 }
 
 /// Networks of one IP version. See the module documentation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Nets {
     nodes: Vec<Node>,
     /// The rules of all nodes, one node after the other.
@@ -42,7 +42,7 @@ struct Nets {
 }
 
 /// A network.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Node {
     net: Net,
     first: u128,

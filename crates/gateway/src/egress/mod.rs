@@ -1,7 +1,7 @@
 //! Which destinations a network may reach.
 //!
 //! Order of the modules: `name` and `address`, `rule`, `index`, `resolvers`, `pins`, `policy`,
-//! `places`, `greeting`, `learned`, `audit`, `dns`, `enforcer`.
+//! `policies`, `places`, `greeting`, `learned`, `audit`, `dns`, `enforcer`.
 
 pub mod address;
 pub mod audit;
@@ -13,6 +13,7 @@ mod learned;
 pub mod name;
 pub mod pins;
 mod places;
+pub mod policies;
 pub mod policy;
 mod resolvers;
 pub mod rule;

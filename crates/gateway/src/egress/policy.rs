@@ -27,7 +27,7 @@ use std::net::IpAddr;
 pub const RULES_MAX: usize = 10_000;
 
 /// A policy. See the module documentation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Rule>,
     default: Action,

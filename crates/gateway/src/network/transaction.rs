@@ -7,10 +7,13 @@
 //! number, its socket and its TAP device are free only for the next transaction. The number of
 //! workers changes last, so that this change never has to be undone.
 
+use std::sync::Arc;
+
 use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings, WorkersError};
+use crate::egress::policy::Policy;
 use crate::flows::{StartError, UndoPort};
 use crate::publish::PortChange;
 use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
@@ -63,6 +66,8 @@ pub struct Change {
     pub mtu: Option<u16>,
     /// Whether its link is up.
     pub is_up: Option<bool>,
+    /// Its own policy, or none.
+    pub egress: Option<Option<Arc<Policy>>>,
 }
 
 /// Why a transaction failed. Nothing was changed.
@@ -132,6 +137,7 @@ impl Change {
             pairs: settings.pairs,
             mtu: self.mtu.or(settings.mtu),
             is_up: self.is_up.unwrap_or(settings.is_up),
+            egress: self.egress.unwrap_or(settings.egress),
         }
     }
 }
@@ -150,7 +156,11 @@ impl Worker<Network> {
         for undo in done {
             match undo {
                 // It is a port of the switch, so removing it cannot fail.
-                Undo::Stay(index) => drop(self.inside_mut().remove_at(index)),
+                Undo::Stay(index) => {
+                    drop(self.inside_mut().remove_at(index));
+                    let now = self.now();
+                    self.gateway().0.forget_guest(index as u16, now);
+                }
                 Undo::Published(undo) => {
                     let (gateway, reactor) = self.gateway();
                     gateway.complete_change(undo, reactor);

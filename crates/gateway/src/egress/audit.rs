@@ -56,12 +56,14 @@ impl Audit {
     /// Starts the thread that writes, unless it runs. Before, records are lost.
     ///
     /// # Errors
-    /// The error of starting a thread.
+    /// The error of asking for the file's length, or of starting a thread.
     pub(super) fn start(&mut self) -> io::Result<()> {
         let Some((file, most)) = self.file.take() else { return Ok(()) };
-        let (lines, written) = sync_channel(LINES_MAX);
+        // The thread may run only after the process has confined itself, which forbids to ask.
+        let len = file.metadata()?.len();
+        let (lines, taken) = sync_channel(LINES_MAX);
         let lost = self.lost.clone();
-        let write = move || write_all(file, most, &written, &lost);
+        let write = move || write_all(file, len, most, &taken, &lost);
         self.thread = Some(thread::Builder::new().name("audit".to_owned()).spawn(write)?);
         self.lines = Some(lines);
         Ok(())
@@ -91,8 +93,14 @@ impl Drop for Audit {
     }
 }
 
-fn write_all(mut file: File, most: u64, lines: &Receiver<String>, lost: &AtomicU64) {
-    let mut written = file.metadata().map_or(0, |metadata| metadata.len());
+/// Writes lines to a file that has `written` bytes, up to `most`.
+fn write_all(
+    mut file: File,
+    mut written: u64,
+    most: u64,
+    lines: &Receiver<String>,
+    lost: &AtomicU64,
+) {
     while let Ok(first) = lines.recv() {
         let mut text = first;
         let mut count = 1;

@@ -366,11 +366,17 @@ impl Enforcer {
         if state.policies.of(guest).is_none() {
             return Message::Pass;
         }
+        if let Some(asked) = dns::about_services(answer) {
+            let may = asked.name.as_ref().is_some_and(|name| state.may_resolve(guest, name));
+            return match may {
+                true => Message::Answer(dns::without_keys(answer, &asked)),
+                false => state.count_refused_answer(),
+            };
+        }
         let response = dns::response(answer);
         let response = response.filter(|response| state.may_resolve(guest, &response.name));
         let Some(Response { asked, name, addresses }) = response else {
-            state.counters.answers_refused += 1;
-            return Message::Drop;
+            return state.count_refused_answer();
         };
         let policy = state.policies.of(guest);
         let opens_floors = policy.is_some_and(|policy| policy.opens_floors(&name, unix_time()));
@@ -519,6 +525,11 @@ impl State {
     fn count_refused(&mut self, message: Message) -> Message {
         self.counters.questions_refused += 1;
         message
+    }
+
+    fn count_refused_answer(&mut self) -> Message {
+        self.counters.answers_refused += 1;
+        Message::Drop
     }
 
     /// Returns true if a guest may ask another question now.

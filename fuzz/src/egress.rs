@@ -72,6 +72,8 @@ fn question(message: &[u8]) {
 
 fn answer(message: &[u8]) {
     let enforcer = enforcer();
-    enforcer.answer(None, message, Instant::START);
+    if let Message::Answer(instead) = enforcer.answer(None, message, Instant::START) {
+        assert!(instead[2] & 0x80 != 0 && instead[..2] == message[..2]);
+    }
     enforcer.answer(Some(1), message, Instant::START);
 }

@@ -294,7 +294,8 @@ impl Report {
 
     /// Writes the lines of the policy, if there is one.
     fn fmt_egress(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(Summary { generation, counters, by_rule }) = &self.egress else { return Ok(()) };
+        let Some(summary) = &self.egress else { return Ok(()) };
+        let Summary { generation, counters, by_rule, by_ports } = summary;
         writeln!(
             f,
             "egress            {} allowed, {} denied, {} questions and {} answers refused; policy \
@@ -307,6 +308,11 @@ impl Report {
         )?;
         for (id, [allowed, denied]) in by_rule.iter().filter(|(_, counts)| *counts != [0; 2]) {
             writeln!(f, "egress rule       {id}: {allowed} allowed, {denied} denied")?;
+        }
+        for (port, by_rule) in by_ports {
+            for (id, [allowed, denied]) in by_rule.iter().filter(|(_, counts)| *counts != [0; 2]) {
+                writeln!(f, "egress of {port}  {id}: {allowed} allowed, {denied} denied")?;
+            }
         }
         Ok(())
     }

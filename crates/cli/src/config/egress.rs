@@ -15,13 +15,15 @@ use towpath_gateway::egress::rule::Action;
 use crate::config::args::EgressArguments;
 use crate::config::policy_file;
 
-/// Returns what carries out the policy of the options, or else `of_file`; `None` if there is none.
+/// Returns what carries out the policy of the options, or else `of_file`, or those of ports if there
+/// are some; `None` if there is no policy.
 ///
 /// # Errors
 /// An option or the file is not valid, or the audit cannot be written: nothing may start then.
 pub(crate) fn enforcer(
     arguments: &EgressArguments,
     of_file: Option<Policy>,
+    has_ports: bool,
 ) -> anyhow::Result<Option<Arc<Enforcer>>> {
     if let Some(path) = &arguments.learn {
         let audit = arguments.audit.as_deref().map(audit).transpose()?;
@@ -29,14 +31,18 @@ pub(crate) fn enforcer(
         let file = opened.with_context(|| format!("cannot open {} for writing", path.display()))?;
         return Ok(Some(Arc::new(Enforcer::learning(file, audit)?)));
     }
-    let Some(policy) = policy(arguments, of_file)? else {
+    let policy = policy(arguments, of_file)?;
+    if policy.is_none() && !has_ports {
         if arguments.audit.is_some() {
             bail!("option --audit: there is no policy; give --allow, --egress or --learn as well");
         }
         return Ok(None);
-    };
+    }
     let audit = arguments.audit.as_deref().map(audit).transpose()?;
-    Ok(Some(Arc::new(Enforcer::new(policy, audit))))
+    Ok(Some(Arc::new(match policy {
+        Some(policy) => Enforcer::new(policy, audit),
+        None => Enforcer::for_ports(audit),
+    })))
 }
 
 fn policy(arguments: &EgressArguments, of_file: Option<Policy>) -> anyhow::Result<Option<Policy>> {
@@ -86,6 +92,8 @@ mod tests {
         let error = super::policy(&wrong, None).unwrap_err().to_string();
         assert!(error.starts_with("option --allow 'a b': 'a b': each part"), "{error}");
         let audit = EgressArguments { audit: Some("/nowhere/x".into()), ..Default::default() };
-        assert!(enforcer(&audit, None).unwrap_err().to_string().contains("there is no policy"));
+        assert!(
+            enforcer(&audit, None, false).unwrap_err().to_string().contains("there is no policy")
+        );
     }
 }

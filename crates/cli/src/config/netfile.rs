@@ -9,6 +9,7 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -134,6 +135,16 @@ impl NetFile {
         let place = |at: String| format!("{}:{}", path.display(), document.place(&at));
         file.operations = operations.into_iter().map(|(at, made)| (place(at), made)).collect();
         Ok(file)
+    }
+
+    /// Returns the policies in the file, those of ports with the port's name.
+    pub(crate) fn into_policies(self) -> Vec<(Option<String>, Arc<Policy>)> {
+        let of_port = |(_, operation)| match operation {
+            Operation::Add { name, settings, .. } => Some((Some(name), settings.egress?)),
+            _ => None,
+        };
+        let all = self.egress.map(|policy| (None, Arc::new(policy)));
+        all.into_iter().chain(self.operations.into_iter().filter_map(of_port)).collect()
     }
 
     /// Parses the tables, and the operations with their paths.

@@ -85,7 +85,12 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
             operations.push((at, Operation::Ports(change)));
         }
     }
-    let mut config = config(arguments, &file)?;
+    let has_policy = |operation: &Operation| match operation {
+        Operation::Add { settings, .. } => settings.egress.is_some(),
+        _ => false,
+    };
+    let has_policies = operations.iter().any(|(_, operation)| has_policy(operation));
+    let mut config = config(arguments, &file, has_policies)?;
     config.detects_duplicates = file.detect_duplicates.unwrap_or(false);
     let has_gateway = !arguments.no_gateway && file.gateway.unwrap_or(true);
     let lends = has_gateway && !arguments.no_dhcp && !file.dhcp.is_off;
@@ -168,7 +173,12 @@ fn numbered(path: &Path) -> PathBuf {
     (1..NUMBERS_MAX).map(named).find(is_free).unwrap_or_else(|| named(NUMBERS_MAX))
 }
 
-fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config> {
+/// `has_policies` says that ports have policies of their own.
+fn config(
+    arguments: &mut UpArguments,
+    file: &NetFile,
+    has_policies: bool,
+) -> anyhow::Result<Config> {
     let gateway = &mut arguments.gateway;
     gateway.mtu = gateway.mtu.or(file.mtu);
     gateway.memory = gateway.memory.or(file.memory);
@@ -206,7 +216,7 @@ fn config(arguments: &mut UpArguments, file: &NetFile) -> anyhow::Result<Config>
     // Those are for programs, whose interface is configured directly.
     config.further_addresses.clear();
     settings::check(&mut config, gateway);
-    config.egress = egress::enforcer(&gateway.egress, file.egress.clone())?;
+    config.egress = egress::enforcer(&gateway.egress, file.egress.clone(), has_policies)?;
     Ok(config)
 }
 

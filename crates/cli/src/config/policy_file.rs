@@ -48,6 +48,14 @@ pub(crate) fn parse(text: &str) -> Result<Policy, String> {
     policy.map_err(|wrong| document.explain(&wrong))
 }
 
+/// Returns true if the file at `path` has something beside a policy, as network files do.
+pub(crate) fn has_other_tables(path: &Path) -> anyhow::Result<bool> {
+    let text = read_text(path)?;
+    let (_, fields) = Document::read(&text).map_err(|m| anyhow!("{}:{m}", path.display()))?;
+    let value = fields.into_value();
+    Ok(value.as_object().is_some_and(|tables| tables.keys().any(|name| name != TABLE)))
+}
+
 /// Returns the policy of the file at `path` as the control socket takes it. The caller has checked
 /// it.
 pub(crate) fn as_request(path: &Path) -> anyhow::Result<Value> {

@@ -65,7 +65,7 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         config.interface = name;
     }
     check(&mut config, &arguments.gateway);
-    config.egress = egress::enforcer(&arguments.gateway.egress, None)
+    config.egress = egress::enforcer(&arguments.gateway.egress, None, false)
         .unwrap_or_else(|error| usage_error(&error));
     look_for_resolvers(&config, messages(&arguments.gateway));
     if let Some(path) = &arguments.pcap {

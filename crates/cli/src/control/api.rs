@@ -26,13 +26,12 @@ use crate::control::figures;
 use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
 use crate::control::policy::{self, EGRESS};
-use crate::control::published::{self, Publishing};
+use crate::control::published::{self, Publishing, TRANSACTION};
 
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";
 pub(crate) const PUBLISHED: &str = "/v1/published";
 pub(crate) const STATS: &str = "/v1/stats";
-pub(crate) const TRANSACTION: &str = "/v1/transaction";
 pub(crate) const METRICS: &str = "/metrics";
 
 /// An instance that serves one program, with one worker or several.

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use towpath_gateway::egress::enforcer::Summary;
+use towpath_gateway::egress::policies::ByRule;
 use towpath_gateway::flows::LentToHost;
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
@@ -91,10 +92,12 @@ fn joined(report: &Report) -> Value {
 }
 
 /// Returns what a policy has decided.
-fn egress(Summary { generation, counters, by_rule }: &Summary) -> Value {
+fn egress(Summary { generation, counters, by_rule, by_ports }: &Summary) -> Value {
     let rule = |(id, [allowed, denied]): &(String, [u64; 2])| {
         (id.clone(), json!({ "allowed": allowed, "denied": denied }))
     };
+    let rules = |by_rule: &ByRule| Value::Object(by_rule.iter().map(rule).collect());
+    let ports = by_ports.iter().map(|(port, by_rule)| (port.clone(), rules(by_rule)));
     json!({
         "policy": generation,
         "allowed": counters.allowed,
@@ -102,7 +105,8 @@ fn egress(Summary { generation, counters, by_rule }: &Summary) -> Value {
         "questions_refused": counters.questions_refused,
         "answers_refused": counters.answers_refused,
         "audit_lost": counters.audit_lost,
-        "rules": Value::Object(by_rule.iter().map(rule).collect()),
+        "rules": rules(by_rule),
+        "ports": Value::Object(ports.collect()),
     })
 }
 

@@ -121,7 +121,8 @@ fn native(out: &mut String, counters: &NativeCounters) {
     bytes.add("direction=\"in\"", counters.bytes_in);
 }
 
-fn egress(out: &mut String, Summary { generation, counters, by_rule }: &Summary) {
+fn egress(out: &mut String, summary: &Summary) {
+    let Summary { generation, counters, by_rule, by_ports } = summary;
     let help = "Number of policies for flows so far.";
     Family::gauge(out, "towpath_egress_policy", help).add("", *generation);
     let help = "Flows that the rules of the present policy have judged, by rule and verdict.";
@@ -129,6 +130,15 @@ fn egress(out: &mut String, Summary { generation, counters, by_rule }: &Summary)
     for (id, [allowed, denied]) in by_rule {
         flows.add(&format!("rule=\"{id}\",verdict=\"allow\""), *allowed);
         flows.add(&format!("rule=\"{id}\",verdict=\"deny\""), *denied);
+    }
+    let help = "The same, of ports that have a policy of their own.";
+    let mut flows = Family::counter(out, "towpath_egress_port_flows", help);
+    for (port, by_rule) in by_ports {
+        for (id, [allowed, denied]) in by_rule {
+            let label = format!("port=\"{port}\",rule=\"{id}\"");
+            flows.add(&format!("{label},verdict=\"allow\""), *allowed);
+            flows.add(&format!("{label},verdict=\"deny\""), *denied);
+        }
     }
     let help = "Messages to and from resolvers that the policy refused.";
     let mut refused = Family::counter(out, "towpath_egress_dns_refused", help);

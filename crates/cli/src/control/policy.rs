@@ -15,8 +15,9 @@ use towpath_gateway::egress::policy::{Policy, Verdict};
 use towpath_gateway::egress::rule::{Action, Check, Destination, FlowTo, Limits, Rule};
 
 use crate::config::args::{PolicyAction, PolicyArguments};
+use crate::config::netfile::{NetFile, PortDefaults};
 use crate::config::{imported, policy_file};
-use crate::control::{ask, instances};
+use crate::control::{ask, instances, published};
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
@@ -29,8 +30,12 @@ const NO: u8 = 1;
 pub(crate) fn policy(arguments: &PolicyArguments) -> Result<Ending, Failure> {
     match &arguments.action {
         PolicyAction::Check { file } => {
-            let Some(policy) = read(file) else { return Ok(Ending::Code(NO)) };
-            print(&listed(&policy))
+            let Some(policies) = read_all(file) else { return Ok(Ending::Code(NO)) };
+            let text = policies.iter().map(|(port, policy)| match port {
+                Some(port) => format!("port {port}:\n{}", listed(policy)),
+                None => listed(policy),
+            });
+            print(&text.collect::<String>())
         }
         PolicyAction::Explain { file, flow, names } => {
             let Some(policy) = read(file) else { return Ok(Ending::Code(NO)) };
@@ -43,12 +48,19 @@ pub(crate) fn policy(arguments: &PolicyArguments) -> Result<Ending, Failure> {
             let converted = imported::convert(&text);
             print(&converted.with_context(|| file.display().to_string())?)
         }
-        PolicyAction::Set { pid, file } => {
+        PolicyAction::Set { pid, file, port } => {
             if read(file).is_none() {
                 return Ok(Ending::Code(NO));
             }
             let path = instances::of_process(*pid)?;
-            ask::ask(&path, "POST", EGRESS, Some(&policy_file::as_request(file)?))?;
+            let policy = policy_file::as_request(file)?;
+            match port {
+                None => ask::ask(&path, "POST", EGRESS, Some(&policy))?,
+                Some(port) => {
+                    let operations = json!({ "operations": [{ "set": port, "egress": policy }] });
+                    ask::ask(&path, "POST", published::TRANSACTION, Some(&operations))?
+                }
+            };
             Ok(Ending::Code(0))
         }
     }
@@ -57,6 +69,16 @@ pub(crate) fn policy(arguments: &PolicyArguments) -> Result<Ending, Failure> {
 /// Reads a policy file; reports what is wrong with it.
 fn read(path: &Path) -> Option<Policy> {
     let read = policy_file::read(path);
+    read.map_err(|error| Messages::Quiet.error(format_args!("{error:#}"))).ok()
+}
+
+/// Reads the policies of a policy file or a network file, those of ports with the port's name;
+/// reports what is wrong with it.
+fn read_all(path: &Path) -> Option<Vec<(Option<String>, Arc<Policy>)>> {
+    let read = policy_file::has_other_tables(path).and_then(|has_others| match has_others {
+        false => Ok(vec![(None, Arc::new(policy_file::read(path)?))]),
+        true => NetFile::open(path, &PortDefaults::default()).map(NetFile::into_policies),
+    });
     read.map_err(|error| Messages::Quiet.error(format_args!("{error:#}"))).ok()
 }
 

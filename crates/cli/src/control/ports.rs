@@ -14,10 +14,10 @@ use crate::config::args::{
     AddOrDel, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments, PublishArguments,
     WhichNetwork, WorkersAction, WorkersArguments,
 };
-use crate::config::settings;
+use crate::config::{policy_file, settings};
 use crate::control::api;
 use crate::control::ask::{self, plain};
-use crate::control::instances;
+use crate::control::{instances, published};
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
@@ -172,7 +172,7 @@ fn no_instance(guest: &str) -> String {
 /// Sends operations to an instance, which makes all or none.
 fn perform(operations: Vec<Value>, path: &Path) -> Result<Ending, Failure> {
     let body = json!({ "operations": operations });
-    ask::ask(path, "POST", api::TRANSACTION, Some(&body))?;
+    ask::ask(path, "POST", published::TRANSACTION, Some(&body))?;
     Ok(Ending::Code(0))
 }
 
@@ -224,7 +224,15 @@ fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
 /// Returns the operation on one port, checked as the network would.
 fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
     let PortArguments {
-        action, settings, vhost_user, vhost_user_client, stream, tap, uplink, ..
+        action,
+        settings,
+        vhost_user,
+        vhost_user_client,
+        stream,
+        tap,
+        uplink,
+        egress,
+        ..
     } = arguments;
     let verb = match action {
         PortAction::Add => "add",
@@ -252,7 +260,11 @@ fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
     if let [setting] = rest {
         return Err(format!("setting '{setting}' has no value"));
     }
-    if pairs.is_empty() && *action == PortAction::Set {
+    if let Some(path) = egress {
+        let read = policy_file::read(path).and_then(|_| policy_file::as_request(path));
+        operation["egress"] = read.map_err(|error| format!("option --egress: {error:#}"))?;
+    }
+    if pairs.is_empty() && egress.is_none() && *action == PortAction::Set {
         return Err("expected settings and their values, for example queue-len 2000".to_owned());
     }
     for [setting, value] in pairs {

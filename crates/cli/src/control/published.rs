@@ -13,6 +13,9 @@ use towpath_gateway::publish::{
     HostPort, PROGRAM, PortChange, Protocol, Publish, PublishId, Target,
 };
 
+/// Path of transactions: operations of which all are done, or none.
+pub(crate) const TRANSACTION: &str = "/v1/transaction";
+
 /// An instance that serves one program, whose published ports change while it runs.
 ///
 /// A port is bound, or its sockets are closed, when the call returns. Open connections continue.

@@ -192,6 +192,8 @@ fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     if let Some(services) = plan.services {
         worker.inside_mut().set_services(Services::new(services));
     }
+    let egress = worker.egress().cloned();
+    worker.inside_mut().set_egress(egress);
     let (places, operations): (Vec<_>, Vec<_>) = plan.operations.into_iter().unzip();
     worker.apply(operations).map_err(|TransactionError { index, error }| {
         anyhow::Error::from(error).context(places[index].clone())

@@ -32,6 +32,7 @@ mod network;
 mod notify;
 mod passt;
 mod pasta;
+mod port_policies;
 mod published;
 mod sandboxes;
 mod several_workers;

@@ -40,7 +40,7 @@ name below a name: refused, blocked
 reverse name: refused, blocked
 rebinding: refused, blocked
 text: code 0, 0 records
-service: code 0, 0 records
+service: code 0, 1 records
 name: code 0, 1 records
 address of a name: passed
 hello and more: passed
@@ -109,6 +109,9 @@ to = "192.0.2.0/24"
 ports = "tcp/5432"
 "#;
 
+/// A record for a service: HTTP/2, an address, and a key for hidden names.
+const SERVICE: &str = "00010000010003026832000400047f00000100050008000668696464656e";
+
 /// Servers outside that echo, on the ports that are tried.
 struct Outside {
     _servers: Vec<Server>,
@@ -168,7 +171,8 @@ impl Outside {
              log-facility=-\nlocal-ttl=0\nhost-record=a.example,{OUTSIDE_V4}\n\
              host-record=git.example,{OUTSIDE_V4}\nhost-record=evil.example,{OUTSIDE_V4}\n\
              host-record=example.com,{OUTSIDE_V4}\nhost-record=rebind.b.example,10.9.9.9\n\
-             cname=alias.b.example,evil.example\ntxt-record=a.example,secret\n"
+             cname=alias.b.example,evil.example\ntxt-record=a.example,secret\n\
+             dns-rr=a.example,65,{SERVICE}\n"
         );
         let file = host.write("dnsmasq.conf", config);
         let file = format!("--conf-file={}", file.to_str().expect("text"));

@@ -18,21 +18,25 @@
 //! without `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]` (what the station may use;
 //! none: any), `"router": BOOL`, `"flood-rate": N` (packets per second of each kind that it may
 //! send to more than one station; 0: no limit), `"mtu": N` (largest IP packet to the station),
-//! `"link": "up"` or `"down"`, and for a new port `"queue-pairs": N`.
+//! `"link": "up"` or `"down"`, `"egress": {...}` (a policy of its own, see
+//! [`egress`](super::egress)) or `false`, and for a new port `"queue-pairs": N`.
 //!
 //! Limit: [`OPERATIONS_MAX`].
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde_json::Value;
 use towpath_io::namespace::listening::ephemeral_ports;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 
+use super::egress;
 use super::fields::{Fields, Wrong};
 use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX};
+use crate::egress::policy::Policy;
 use crate::network::{Attachment, Change, Operation, PortSettings, QUEUE_LEN_MAX};
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
@@ -261,8 +265,18 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
         storm: fields.number("flood-rate", 0, u64::from(u32::MAX))?.map(flood_rate),
         mtu: fields.number("mtu", MTU_MIN.into(), MTU_MAX.into())?.map(|mtu| mtu as u16),
         is_up: fields.parsed_by("link", link)?,
+        egress: policy(fields)?,
         role: isolated.map(|yes| if yes { Role::Isolated } else { Role::Station }),
     })
+}
+
+/// Parses a port's own policy, or that it has none.
+fn policy(fields: &mut Fields) -> Result<Option<Option<Arc<Policy>>>, Wrong> {
+    if fields.is_off("egress") {
+        return Ok(Some(None));
+    }
+    let policy = fields.fields("egress")?.map(egress::policy).transpose()?;
+    Ok(policy.map(|policy| Some(Arc::new(policy))))
 }
 
 /// Parses the state of a link; true if it is up.
@@ -389,6 +403,8 @@ mod tests {
             (json!({ "set": "a", "addresses": "10.0.2.9/33" }), "expected an IP address"),
             (json!({ "set": "a", "macs": ["2"] }), "'macs': '2'"),
             (json!({ "set": "a", "mtu": 575 }), "expected a number from 576 to 65520, got 575"),
+            (json!({ "set": "a", "egress": true }), "'egress': expected a table, got true"),
+            (json!({ "set": "a", "egress": { "default": 1 } }), "'default': expected a string"),
             (json!({ "set": "a", "link": "on" }), "'link': 'on': expected up or down"),
             (json!({ "publish": "a" }), "expected tcp or udp"),
             (json!({ "publish": "a", "tcp": "0" }), "'0' is not a port"),

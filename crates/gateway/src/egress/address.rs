@@ -23,6 +23,16 @@ impl Net {
         Self { address: IpAddr::V6(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0)), prefix_len }
     }
 
+    /// Returns its first address.
+    pub(super) fn first(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Returns the number of bits that all its addresses share.
+    pub(super) fn prefix_len(&self) -> u8 {
+        self.prefix_len
+    }
+
     /// Returns true if this is one address.
     pub(super) fn is_host(&self) -> bool {
         self.prefix_len == if self.address.is_ipv4() { 32 } else { 128 }

@@ -5,7 +5,6 @@
 //! nothing more is written, and the rest counts as lost.
 
 use crate::egress::name::Name;
-use crate::egress::pins::Guest;
 use crate::egress::rule::FlowTo;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -32,7 +31,8 @@ pub struct Audit {
 
 /// What a record tells.
 pub(super) struct Record {
-    pub(super) guest: Guest,
+    /// The name of the guest's port.
+    pub(super) guest: Option<String>,
     /// The flow; `None` for a question to a resolver.
     pub(super) to: Option<FlowTo>,
     pub(super) verdict: &'static str,
@@ -56,12 +56,14 @@ impl Audit {
     /// Starts the thread that writes, unless it runs. Before, records are lost.
     ///
     /// # Errors
-    /// The error of starting a thread.
+    /// The error of asking for the file's length, or of starting a thread.
     pub(super) fn start(&mut self) -> io::Result<()> {
         let Some((file, most)) = self.file.take() else { return Ok(()) };
-        let (lines, written) = sync_channel(LINES_MAX);
+        // The thread may run only after the process has confined itself, which forbids to ask.
+        let len = file.metadata()?.len();
+        let (lines, taken) = sync_channel(LINES_MAX);
         let lost = self.lost.clone();
-        let write = move || write_all(file, most, &written, &lost);
+        let write = move || write_all(file, len, most, &taken, &lost);
         self.thread = Some(thread::Builder::new().name("audit".to_owned()).spawn(write)?);
         self.lines = Some(lines);
         Ok(())
@@ -91,8 +93,14 @@ impl Drop for Audit {
     }
 }
 
-fn write_all(mut file: File, most: u64, lines: &Receiver<String>, lost: &AtomicU64) {
-    let mut written = file.metadata().map_or(0, |metadata| metadata.len());
+/// Writes lines to a file that has `written` bytes, up to `most`.
+fn write_all(
+    mut file: File,
+    mut written: u64,
+    most: u64,
+    lines: &Receiver<String>,
+    lost: &AtomicU64,
+) {
     while let Ok(first) = lines.recv() {
         let mut text = first;
         let mut count = 1;
@@ -113,7 +121,7 @@ fn write_all(mut file: File, most: u64, lines: &Receiver<String>, lost: &AtomicU
 
 impl Record {
     /// Returns the record of a question that was refused.
-    pub(super) fn question(guest: Guest, name: Option<&Name>) -> Self {
+    pub(super) fn question(guest: Option<String>, name: Option<&Name>) -> Self {
         Self {
             guest,
             to: None,
@@ -127,7 +135,7 @@ impl Record {
     }
 
     /// Returns the record as a line of JSON. Its texts have no character that JSON escapes: names
-    /// are ASCII, ids are checked when they are parsed, and the others are fixed.
+    /// are ASCII, ids and names of ports are checked, and the others are fixed.
     fn line(&self, at: Duration) -> String {
         let (secs, millis) = (at.as_secs(), at.subsec_millis());
         let mut line = format!(r#"{{"time":{secs}.{millis:03},"verdict":"{}""#, self.verdict);
@@ -136,6 +144,9 @@ impl Record {
             let _ = write!(line, r#","{key}":"{value}""#);
         };
         text("rule", &self.rule);
+        if let Some(guest) = &self.guest {
+            text("guest", guest);
+        }
         if let Some(reason) = &self.reason {
             text("reason", reason);
         }
@@ -151,9 +162,6 @@ impl Record {
         }
         if let Some(to) = &self.to {
             let _ = write!(line, r#","port":{}"#, to.port);
-        }
-        if let Some(guest) = self.guest {
-            let _ = write!(line, r#","guest":{guest}"#);
         }
         let names: Vec<String> = self.names.iter().map(|name| format!("\"{name}\"")).collect();
         let _ = write!(line, r#","names":[{}]"#, names.join(","));
@@ -194,15 +202,15 @@ mod tests {
     #[test]
     fn records_are_lines_of_json() {
         let mut record = record("deny");
-        record.guest = Some(3);
+        record.guest = Some("web".to_owned());
         record.reason = Some("denied by a rule".to_owned());
         record.end = Some(([5, 7], Duration::from_millis(1500)));
         let line = record.line(Duration::from_millis(1_700_000_000_042));
         assert_eq!(
             line,
             "{\"time\":1700000000.042,\"verdict\":\"deny\",\"rule\":\"packages\",\
-             \"reason\":\"denied by a rule\",\"transport\":\"tcp\",\
-             \"address\":\"192.0.2.1\",\"greeting\":\"a.example\",\"port\":443,\"guest\":3,\
+             \"guest\":\"web\",\"reason\":\"denied by a rule\",\"transport\":\"tcp\",\
+             \"address\":\"192.0.2.1\",\"greeting\":\"a.example\",\"port\":443,\
              \"names\":[\"a.example\",\"b.example\"],\"bytes_out\":5,\"bytes_in\":7,\
              \"seconds\":1.500}\n"
         );

@@ -1,8 +1,8 @@
 //! Questions to resolvers, and their answers (RFC 1035), as far as a policy has to know them.
 
 use crate::egress::name::Name;
-use simple_dns::rdata::RData;
-use simple_dns::{Packet, PacketFlag};
+use simple_dns::rdata::{HTTPS, RData, SVCB, SVCParam};
+use simple_dns::{Packet, PacketFlag, ResourceRecord};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ const OPCODE: u8 = 0x78;
 const RECURSION_DESIRED: u8 = 0x01;
 /// In the fourth byte: recursion is available; the response code.
 const RECURSION_AVAILABLE: u8 = 0x80;
+const CODE: u8 = 0x0f;
 const REFUSED: u8 = 5;
 /// Types of records.
 const TYPE_NULL: u16 = 10;
@@ -22,6 +23,9 @@ const TYPE_OPT: u16 = 41;
 const TYPE_SVCB: u16 = 64;
 const TYPE_HTTPS: u16 = 65;
 const TYPE_ANY: u16 = 255;
+/// Last parameter of services that is passed on: mandatory ones, protocols, no default protocol, and
+/// the port come before hints of addresses and keys (RFC 9460 §14.3.2).
+const SERVICE_KEY_MAX: u16 = 3;
 /// Class of the Internet.
 const CLASS_IN: u16 = 1;
 /// Bytes of a record's type, class, time to live and length.
@@ -114,11 +118,63 @@ fn asked(message: &[u8]) -> Option<Asked> {
     is_query.then_some(Asked { name, record_type, end, has_options })
 }
 
-/// Returns true for questions that towpath answers itself with nothing. Records for services
-/// would bring keys that hide names in greetings (Encrypted Client Hello), and clients do without
-/// them. Texts and unspecified data carry whatever a server likes, and no address.
+/// Returns true for questions that towpath answers itself with nothing. Texts and unspecified data
+/// carry whatever a server likes, and no address.
 pub(super) fn is_answered_empty(asked: &Asked) -> bool {
-    matches!(asked.record_type, TYPE_SVCB | TYPE_HTTPS | TYPE_ANY | TYPE_TXT | TYPE_NULL)
+    matches!(asked.record_type, TYPE_ANY | TYPE_TXT | TYPE_NULL)
+}
+
+/// Returns the question of an answer about services (RFC 9460); `None` if it is about something
+/// else.
+pub(super) fn about_services(message: &[u8]) -> Option<Asked> {
+    let is_response = message.get(2)? & RESPONSE != 0;
+    asked(message)
+        .filter(|asked| is_response && matches!(asked.record_type, TYPE_SVCB | TYPE_HTTPS))
+}
+
+/// Returns an answer about services without what a policy cannot check. Its records are those of the
+/// name itself that lead to the name itself, with the protocols and the port, and nothing else: no
+/// keys for Encrypted Client Hello, which hide names in greetings; no addresses, which the client
+/// asks for as well; nothing unknown. Of what is not understood, or leads to another name, nothing is
+/// left, and clients do without.
+pub(super) fn without_keys(message: &[u8], asked: &Asked) -> Vec<u8> {
+    let code = message[3] & CODE;
+    stripped(message, asked, code).unwrap_or_else(|| reply(message, asked, code, None))
+}
+
+fn stripped(message: &[u8], asked: &Asked, code: u8) -> Option<Vec<u8>> {
+    let packet = Packet::parse(message).ok()?;
+    let asked = Asked { has_options: packet.opt().is_some(), ..asked.clone() };
+    let bare = reply(message, &asked, code, None);
+    let mut answer = Packet::parse(&bare).ok()?;
+    for record in &packet.answers {
+        let owner = record.name.to_string().parse::<Name>().ok();
+        let rdata = match &record.rdata {
+            _ if owner.is_none() || owner != asked.name => continue,
+            RData::SVCB(service) => plain(service).map(RData::SVCB),
+            RData::HTTPS(HTTPS(service)) => plain(service).map(|plain| RData::HTTPS(plain.into())),
+            _ => None,
+        };
+        let Some(rdata) = rdata else { continue };
+        let name = record.name.clone();
+        answer.answers.push(ResourceRecord::new(name, record.class, record.ttl, rdata));
+    }
+    answer.build_bytes_vec_compressed().ok()
+}
+
+/// Returns a record without the parameters that are not passed on; `None` if it needs one of them,
+/// or leads to another name (RFC 9460 §2.4, §8).
+fn plain<'a>(service: &SVCB<'a>) -> Option<SVCB<'a>> {
+    let leads_to_itself = service.priority > 0 && service.target.get_labels().is_empty();
+    let mut plain = leads_to_itself.then(|| SVCB::new(service.priority, service.target.clone()))?;
+    for parameter in service.iter_params() {
+        match parameter {
+            SVCParam::Mandatory(keys) if keys.last() > Some(&SERVICE_KEY_MAX) => return None,
+            known if known.key_code() <= SERVICE_KEY_MAX => plain.set_param(known.clone()),
+            _ => {}
+        }
+    }
+    Some(plain)
 }
 
 /// Returns the answer that there are no such records.
@@ -240,7 +296,7 @@ mod tests {
             assert_eq!(asked.name, Some("a.example".parse().unwrap()));
             assert_eq!((asked.has_options, is_answered_empty(&asked)), (has_options, false));
         }
-        for record_type in [TYPE::TXT, TYPE::Unknown(TYPE_HTTPS), TYPE::NULL] {
+        for record_type in [TYPE::TXT, TYPE::NULL] {
             assert!(is_answered_empty(&question(&query("a", record_type, false)).unwrap()));
         }
     }
@@ -329,6 +385,90 @@ mod tests {
         }
     }
 
+    /// Returns an answer about services.
+    fn services(name: &str, records: Vec<(&str, SVCB<'_>)>) -> Vec<u8> {
+        let mut bytes = query(name, TYPE::Unknown(TYPE_HTTPS), false);
+        bytes[2] |= RESPONSE;
+        let mut packet = Packet::parse(&bytes).unwrap();
+        for (name, service) in records {
+            let rdata = RData::HTTPS(service.into());
+            packet.answers.push(ResourceRecord::new(dns_name(name), CLASS::IN, 60, rdata));
+        }
+        packet.build_bytes_vec_compressed().unwrap()
+    }
+
+    /// Returns a parameter of a service. Key 0 makes the keys for hidden names mandatory.
+    fn parameter<'a>(key: u16, value: &'a str) -> SVCParam<'a> {
+        match key {
+            0 => SVCParam::Mandatory([5].into()),
+            1 => SVCParam::Alpn(vec![value.try_into().unwrap()]),
+            2 => SVCParam::NoDefaultAlpn,
+            3 => SVCParam::Port(443),
+            4 => SVCParam::Ipv4Hint(vec![0x7f00_0001]),
+            5 => SVCParam::Ech(value.as_bytes().into()),
+            6 => SVCParam::Ipv6Hint(vec![1]),
+            key => SVCParam::Unknown(key, value.as_bytes().into()),
+        }
+    }
+
+    fn cleaned(answer: &[u8]) -> Vec<u8> {
+        without_keys(answer, &about_services(answer).unwrap())
+    }
+
+    /// Goal: protocols and ports of services are passed on; keys for hidden names, addresses and what
+    /// leads elsewhere are not.
+    #[test]
+    fn services_lose_what_cannot_be_checked() {
+        let at = |target| {
+            let known = [1, 3, 4, 5, 6, 7].map(|key| parameter(key, "h2"));
+            known.into_iter().fold(SVCB::new(1, dns_name(target)), SVCB::with_param)
+        };
+        let alias = SVCB::new(0, dns_name("b.example"));
+        let answer = services(
+            "a.example",
+            vec![
+                ("a.example", at("")),
+                ("a.example", at("b.example")),
+                ("a.example", alias),
+                ("b.example", at("")),
+            ],
+        );
+        let clean = cleaned(&answer);
+        assert!(!clean.windows(4).any(|part| part == [127, 0, 0, 1]));
+        let packet = Packet::parse(&clean).unwrap();
+        assert!(packet.has_flags(PacketFlag::RESPONSE));
+        let [record] = &packet.answers[..] else { panic!("{packet:?}") };
+        let plain = [1, 3].map(|key| parameter(key, "h2"));
+        let plain = plain.into_iter().fold(SVCB::new(1, dns_name("")), SVCB::with_param);
+        assert_eq!((&record.rdata, record.ttl), (&RData::HTTPS(plain.into()), 60));
+        let missing = {
+            let mut bytes = answer.clone();
+            bytes[3] = 3;
+            bytes
+        };
+        assert_eq!(cleaned(&missing)[3] & CODE, 3, "no such name");
+        assert!(about_services(&query("a.example", TYPE::Unknown(TYPE_HTTPS), false)).is_none());
+    }
+
+    /// Bad input: records that end early, parameters out of order. Nothing is left of them.
+    #[test]
+    fn of_services_that_are_not_understood_nothing_is_left() {
+        let service = [1, 5].map(|key| parameter(key, "h2"));
+        let service = service.into_iter().fold(SVCB::new(1, dns_name("")), SVCB::with_param);
+        let answer = services("a.example", vec![("a.example", service)]);
+        let is_empty = |bytes: &[u8]| Packet::parse(&cleaned(bytes)).unwrap().answers.is_empty();
+        assert!(!is_empty(&answer));
+        let question_len = query("a.example", TYPE::A, false).len();
+        for len in question_len..answer.len() {
+            assert!(is_empty(&answer[..len]), "{len} bytes");
+        }
+        let mut out_of_order = answer.clone();
+        let last = answer.len() - 8;
+        assert_eq!(answer[last..last + 2], [0, 5]);
+        out_of_order[last + 1] = 1;
+        assert!(is_empty(&out_of_order));
+    }
+
     proptest::proptest! {
         /// Any bytes are read without a panic, and each question can be refused.
         #[test]
@@ -336,6 +476,33 @@ mod tests {
             response(&bytes);
             if let Some(asked) = question(&bytes) {
                 refuse(&bytes, &asked, Refusal::Rate);
+            }
+            if let Some(asked) = about_services(&bytes) {
+                without_keys(&bytes, &asked);
+            }
+        }
+
+        /// Whatever a record for a service has, only what may be passed on is left, and the answer
+        /// is one that clients understand.
+        #[test]
+        fn services_have_no_keys(
+            priority in 0..3u16,
+            target in proptest::sample::select(vec!["", "b.example"]),
+            parameters in proptest::collection::btree_map(0..9u16, "[a-z]{0,5}", 0..5),
+        ) {
+            let mut service = SVCB::new(priority, dns_name(target));
+            for (key, value) in &parameters {
+                service.set_param(parameter(*key, value));
+            }
+            let clean = cleaned(&services("a.example", vec![("a.example", service)]));
+            let packet = Packet::parse(&clean).unwrap();
+            let is_left = priority > 0 && target.is_empty() && !parameters.contains_key(&0);
+            proptest::prop_assert_eq!(packet.answers.len(), usize::from(is_left));
+            for record in &packet.answers {
+                let RData::HTTPS(service) = &record.rdata else { panic!("{record:?}") };
+                let keys: Vec<u16> = service.iter_params().map(SVCParam::key_code).collect();
+                let expected: Vec<u16> = parameters.keys().copied().filter(|key| *key < 4).collect();
+                proptest::prop_assert_eq!(keys, expected);
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::egress::learned::Learned;
 use crate::egress::name::Name;
 use crate::egress::pins::{Guest, Pins};
 use crate::egress::places::{Bucket, Place, Places, Scope};
+use crate::egress::policies::{ByRule, Policies};
 use crate::egress::policy::{Policy, PolicyError, Reason, RuleNumber, Verdict};
 use crate::egress::rule::{Action, FlowTo};
 use std::collections::HashMap;
@@ -43,12 +44,10 @@ struct State {
     audit: Option<Audit>,
     /// What flows would have needed, and the file for it, if everything is allowed for that.
     learned: Option<(Learned, File)>,
-    policy: Policy,
+    policies: Policies,
     counters: Counters,
-    /// Flows allowed and denied by each rule, and by the default in the last place.
-    by_rule: Vec<[u64; 2]>,
     pins: Pins,
-    own: HashMap<IpAddr, (bool, Instant)>,
+    own: Own,
     places: Places,
     /// How many questions each guest may ask.
     questions: HashMap<Guest, Bucket>,
@@ -73,13 +72,14 @@ pub struct Counters {
 /// What an enforcer has done so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of policies so far.
+    /// How many policies there have been, those of ports included.
     pub generation: u64,
     /// Counters since the start.
     pub counters: Counters,
-    /// Flows that each rule of the present policy has allowed and denied, with its `id`; the
-    /// default is the last.
-    pub by_rule: Vec<(String, [u64; 2])>,
+    /// Flows that the rules of the present policy for all guests have judged.
+    pub by_rule: ByRule,
+    /// The same for each port that has a policy of its own, by the port's name.
+    pub by_ports: Vec<(String, ByRule)>,
 }
 
 /// The verdict about a flow.
@@ -121,7 +121,12 @@ pub enum Message {
 impl Enforcer {
     /// Makes an enforcer of a policy. `audit` takes a record of each flow.
     pub fn new(policy: Policy, audit: Option<Audit>) -> Self {
-        Self::with(policy, audit, None)
+        Self::with(Some(policy), audit, None)
+    }
+
+    /// Makes an enforcer for ports that get a policy of their own; other guests may do everything.
+    pub fn for_ports(audit: Option<Audit>) -> Self {
+        Self::with(None, audit, None)
     }
 
     /// Makes an enforcer that allows everything, and notes what rules it would have needed for
@@ -131,15 +136,18 @@ impl Enforcer {
     /// That of [`Policy::new`].
     pub fn learning(file: File, audit: Option<Audit>) -> Result<Self, PolicyError> {
         let policy = Policy::new(Vec::new(), Action::Allow, false)?;
-        Ok(Self::with(policy, audit, Some((Learned::default(), file))))
+        Ok(Self::with(Some(policy), audit, Some((Learned::default(), file))))
     }
 
-    fn with(policy: Policy, audit: Option<Audit>, learned: Option<(Learned, File)>) -> Self {
+    fn with(
+        policy: Option<Policy>,
+        audit: Option<Audit>,
+        learned: Option<(Learned, File)>,
+    ) -> Self {
         let state = State {
             audit,
             learned,
-            by_rule: vec![[0; 2]; policy.rules().len() + 1],
-            policy,
+            policies: Policies::new(policy),
             counters: Counters::default(),
             pins: Pins::default(),
             own: HashMap::new(),
@@ -168,30 +176,40 @@ impl Enforcer {
         }
     }
 
-    /// Returns how many policies there have been. Flows of an earlier one are to be
+    /// Returns how many policies there have been, those of ports included. Flows of an earlier one are to be
     /// [reviewed](Self::review).
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Replaces the policy, for all flows at once. Names keep their addresses.
+    /// Replaces the policy of all guests that have none of their own, for all flows at once. Names
+    /// keep their addresses.
     pub fn set_policy(&self, policy: Policy) {
         let mut state = self.state();
-        state.by_rule = vec![[0; 2]; policy.rules().len() + 1];
-        state.policy = policy;
+        state.policies.set(policy);
         state.places.forget_rules();
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Gives a port a policy of its own in place of the one for all guests, or none. `name` is the
+    /// port's, for reports.
+    pub fn set_port_policy(&self, port: u16, name: &str, policy: Option<Policy>) {
+        let mut state = self.state();
+        if state.policies.set_port(port, name, policy) {
+            state.places.forget_rules();
+            self.generation.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Returns what has been done so far.
     pub fn summary(&self) -> Summary {
         let state = self.state();
         let audit_lost = state.audit.as_ref().map_or(0, Audit::lost);
-        let ids = (0..state.by_rule.len() as u32).map(|number| state.policy.rule_id(Some(number)));
         Summary {
             generation: self.generation(),
             counters: Counters { audit_lost, ..state.counters },
-            by_rule: ids.map(str::to_owned).zip(state.by_rule.iter().copied()).collect(),
+            by_rule: state.policies.judged(),
+            by_ports: state.policies.judged_by_ports(),
         }
     }
 
@@ -199,15 +217,16 @@ impl Enforcer {
     pub fn begin(&self, guest: Guest, to: FlowTo, now: Instant) -> Decision {
         let mut state = self.state();
         let state = &mut *state;
-        let is_own = state.is_own(SocketAddr::new(to.address, to.port), now);
-        let names = state.pins.names(guest, to.address, now);
-        let verdict = state.policy.judge(to, names, is_own, unix_time());
         let generation = self.generation();
+        let (rule, name, places) = (None, None, [None, None]);
+        let mut admission = Admission { guest, to, rule, name, generation, begun: now, places };
+        let Some(policy) = state.policies.of(guest) else { return Decision::Allow(admission) };
+        let is_own = is_own(&mut state.own, SocketAddr::new(to.address, to.port), now);
+        let names = state.pins.names(guest, to.address, now);
+        let verdict = policy.judge(to, names, is_own, unix_time());
         if let Some((learned, _)) = &mut state.learned {
             learned.note(to, state.pins.latest(guest, to.address, now));
         }
-        let (rule, name, places) = (None, None, [None, None]);
-        let mut admission = Admission { guest, to, rule, name, generation, begun: now, places };
         match state.bounded(&mut admission, verdict, now) {
             Verdict::Greeting => Decision::Greeting(admission),
             Verdict::Allow(rule) => {
@@ -272,12 +291,17 @@ impl Enforcer {
         admission.generation = generation;
         let mut state = self.state();
         let state = &mut *state;
-        let is_own = state.is_own(SocketAddr::new(admission.to.address, admission.to.port), now);
-        let (policy, to, time) = (&state.policy, admission.to, unix_time());
+        let (to, time) = (admission.to, unix_time());
+        let Some(policy) = state.policies.of(admission.guest) else {
+            admission.rule = None;
+            state.keep(admission, now);
+            return true;
+        };
+        let is_own = is_own(&mut state.own, SocketAddr::new(to.address, to.port), now);
         let verdict = match &admission.name {
             Some(name) => policy.judge_named(to, name, [name].into_iter(), is_own, time),
             None => {
-                let names = state.pins.names(admission.guest, to.address, now);
+                let names = state.pins.names(admission.guest, to.address, admission.begun);
                 policy.judge(to, names, is_own, time)
             }
         };
@@ -303,22 +327,23 @@ impl Enforcer {
 
     /// An admitted flow has ended. `bytes` are those from and to the guest.
     pub fn ended(&self, admission: &Admission, bytes: [u64; 2], now: Instant) {
-        let state = self.state();
-        let Some(audit) = &state.audit else { return };
         let took = now.since(admission.begun);
-        audit.put(&admission.record(&state, "end", None, Some((bytes, took))));
+        self.state().note(admission, "end", None, Some((bytes, took)));
     }
 
     /// Judges a question of a guest to a resolver.
     pub fn question(&self, guest: Guest, question: &[u8], now: Instant) -> Message {
         let mut state = self.state();
+        if state.policies.of(guest).is_none() {
+            return Message::Pass;
+        }
         let refusal = match dns::question(question) {
             None => return state.count_refused(Message::Drop),
             Some(asked) if !state.may_ask(guest, now) => {
                 dns::refuse(question, &asked, Refusal::Rate)
             }
             Some(asked) => match &asked.name {
-                Some(name) if state.policy.may_resolve(name, unix_time()) => {
+                Some(name) if state.may_resolve(guest, name) => {
                     return match dns::is_answered_empty(&asked) {
                         true => Message::Answer(dns::empty(question, &asked)),
                         false => Message::Pass,
@@ -326,7 +351,7 @@ impl Enforcer {
                 }
                 name => {
                     if let Some(audit) = &state.audit {
-                        audit.put(&Record::question(guest, name.as_ref()));
+                        audit.put(&Record::question(state.port_name(guest), name.as_ref()));
                     }
                     dns::refuse(question, &asked, Refusal::Policy)
                 }
@@ -338,15 +363,23 @@ impl Enforcer {
     /// Judges the answer of a resolver to a guest, and remembers the addresses in it.
     pub fn answer(&self, guest: Guest, answer: &[u8], now: Instant) -> Message {
         let mut state = self.state();
-        let Some(Response { asked, name, addresses }) = dns::response(answer) else {
-            state.counters.answers_refused += 1;
-            return Message::Drop;
-        };
-        if !state.policy.may_resolve(&name, unix_time()) {
-            state.counters.answers_refused += 1;
-            return Message::Drop;
+        if state.policies.of(guest).is_none() {
+            return Message::Pass;
         }
-        let opens_floors = state.policy.opens_floors(&name, unix_time());
+        if let Some(asked) = dns::about_services(answer) {
+            let may = asked.name.as_ref().is_some_and(|name| state.may_resolve(guest, name));
+            return match may {
+                true => Message::Answer(dns::without_keys(answer, &asked)),
+                false => state.count_refused_answer(),
+            };
+        }
+        let response = dns::response(answer);
+        let response = response.filter(|response| state.may_resolve(guest, &response.name));
+        let Some(Response { asked, name, addresses }) = response else {
+            return state.count_refused_answer();
+        };
+        let policy = state.policies.of(guest);
+        let opens_floors = policy.is_some_and(|policy| policy.opens_floors(&name, unix_time()));
         let is_closed = |address: &IpAddr| floor_of(*address).is_some();
         if !opens_floors && addresses.iter().any(|(address, _)| is_closed(address)) {
             state.counters.answers_refused += 1;
@@ -358,9 +391,14 @@ impl Enforcer {
         Message::Pass
     }
 
-    /// Forgets a guest that is gone.
-    pub fn forget(&self, guest: Guest) {
+    /// Forgets the guest of a port that is gone: its names, its bounds and its policy. Another port
+    /// may get the same number.
+    pub fn forget(&self, port: u16) {
         let mut state = self.state();
+        let guest = Some(port);
+        if state.policies.forget(port) {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
         state.pins.forget(guest);
         state.places.forget(guest);
         state.questions.remove(&guest);
@@ -383,59 +421,66 @@ impl Admission {
     pub fn guest(&self) -> Guest {
         self.guest
     }
-
-    /// Returns a record for the audit.
-    fn record(
-        &self,
-        state: &State,
-        verdict: &'static str,
-        reason: Option<Reason>,
-        end: Option<([u64; 2], Duration)>,
-    ) -> Record {
-        Record {
-            guest: self.guest,
-            to: Some(self.to),
-            verdict,
-            rule: state.policy.rule_id(self.rule).to_owned(),
-            reason: reason.map(|reason| reason.to_string()),
-            names: state
-                .pins
-                .names(self.guest, self.to.address, self.begun)
-                .map(Name::to_string)
-                .collect(),
-            greeting: self.name.as_ref().map(Name::to_string),
-            end,
-        }
-    }
 }
 
 impl State {
     fn allow(&mut self, admission: &Admission) {
-        self.count(admission.rule, 0);
+        self.policies.count(admission.guest, admission.rule, 0);
         self.counters.allowed += 1;
-        if let Some(audit) = &self.audit {
-            audit.put(&admission.record(self, "allow", None, None));
-        }
+        self.note(admission, "allow", None, None);
     }
 
     fn deny(&mut self, admission: &Admission, reason: Reason, now: Instant) {
-        self.count(admission.rule, 1);
+        self.policies.count(admission.guest, admission.rule, 1);
         self.counters.denied += 1;
-        if let Some(audit) = &self.audit {
-            let took = now.since(admission.begun);
-            let end = (!took.is_zero()).then_some(([0; 2], took));
-            audit.put(&admission.record(self, "deny", Some(reason), end));
+        let took = now.since(admission.begun);
+        let end = (!took.is_zero()).then_some(([0; 2], took));
+        self.note(admission, "deny", Some(reason), end);
+    }
+
+    /// Hands a record over to the audit, if there is one and the guest has a policy.
+    fn note(
+        &self,
+        admission: &Admission,
+        verdict: &'static str,
+        reason: Option<Reason>,
+        end: Option<([u64; 2], Duration)>,
+    ) {
+        if let (Some(audit), Some(policy)) = (&self.audit, self.policies.of(admission.guest)) {
+            let rule = policy.rule_id(admission.rule).to_owned();
+            let Admission { guest, to, begun, .. } = admission;
+            let names = self.pins.names(*guest, to.address, *begun).map(Name::to_string).collect();
+            audit.put(&Record {
+                guest: self.port_name(*guest),
+                to: Some(*to),
+                verdict,
+                rule,
+                reason: reason.map(|reason| reason.to_string()),
+                names,
+                greeting: admission.name.as_ref().map(Name::to_string),
+                end,
+            });
         }
+    }
+
+    fn port_name(&self, guest: Guest) -> Option<String> {
+        self.policies.name(guest).map(str::to_owned)
+    }
+
+    /// Returns true if a guest may ask for the name.
+    fn may_resolve(&self, guest: Guest, name: &Name) -> bool {
+        self.policies.of(guest).is_some_and(|policy| policy.may_resolve(name, unix_time()))
     }
 
     fn judge_named(&self, admission: &Admission, now: Instant) -> Verdict {
         let Admission { guest, to, name, .. } = admission;
         let Some(name) = name else { return Verdict::Deny(None, Reason::NoName) };
+        let Some(policy) = self.policies.of(*guest) else { return Verdict::Allow(None) };
         // The names of the address when the flow began: an answer may end while it greets.
         let names = self.pins.names(*guest, to.address, admission.begun);
         let is_own =
             self.own.get(&to.address).is_some_and(|(is_own, until)| *is_own && *until > now);
-        self.policy.judge_named(*to, name, names, is_own, unix_time())
+        policy.judge_named(*to, name, names, is_own, unix_time())
     }
 
     /// Gives a flow that begins or has greeted its places, or denies it if it meets a bound. The
@@ -454,7 +499,7 @@ impl State {
             }
             Ok(())
         };
-        let policy = &self.policy;
+        let Some(policy) = self.policies.of(guest) else { return verdict };
         let taken = take(&mut places[0], Scope::Guest, policy.limits()).and_then(|()| match rule {
             Some(rule) => take(&mut places[1], Scope::Rule(rule), policy.rule_limits(rule)),
             None => Ok(()),
@@ -468,24 +513,23 @@ impl State {
     /// Counts an open flow under the bounds of a new policy.
     fn keep(&mut self, admission: &mut Admission, now: Instant) {
         let Admission { guest, rule, places: [all, by_rule], .. } = admission;
-        let limits = self.policy.rule_limits(*rule);
-        *by_rule = self.places.keep(*guest, Scope::Rule(*rule), limits, now);
-        let limits = self.policy.limits();
+        let policy = self.policies.of(*guest);
+        let (limits, of_rule) = policy
+            .map_or_else(Default::default, |policy| (policy.limits(), policy.rule_limits(*rule)));
+        *by_rule = self.places.keep(*guest, Scope::Rule(*rule), of_rule, now);
         if all.is_none() || limits.is_none() {
             *all = self.places.keep(*guest, Scope::Guest, limits, now);
         }
     }
 
-    /// Counts a flow by the rule that decided.
-    fn count(&mut self, rule: RuleNumber, place: usize) {
-        let default = self.by_rule.len() - 1;
-        let at = rule.map_or(default, |number| (number as usize).min(default));
-        self.by_rule[at][place] += 1;
-    }
-
     fn count_refused(&mut self, message: Message) -> Message {
         self.counters.questions_refused += 1;
         message
+    }
+
+    fn count_refused_answer(&mut self) -> Message {
+        self.counters.answers_refused += 1;
+        Message::Drop
     }
 
     /// Returns true if a guest may ask another question now.
@@ -494,24 +538,27 @@ impl State {
         let bucket = bucket.or_insert_with(|| Bucket::full(QUESTIONS_BURST, now));
         bucket.take(QUESTIONS_PER_SECOND, QUESTIONS_BURST, now)
     }
+}
 
-    /// Returns true if an address is one of this host: a socket that is connected to it has the
-    /// same address. Connecting a datagram socket sends nothing.
-    fn is_own(&mut self, address: SocketAddr, now: Instant) -> bool {
-        let known = self.own.get(&address.ip()).filter(|(_, until)| *until > now);
-        if let Some((is_own, _)) = known {
-            return *is_own;
-        }
-        if self.own.len() >= OWN_MAX {
-            self.own.clear();
-        }
-        // Any port serves; echo requests have none.
-        let to = SocketAddr::new(address.ip(), address.port().max(1));
-        let local = UdpSocket::connect(to).and_then(|socket| socket.local());
-        let is_own = local.is_ok_and(|local| local.ip() == address.ip());
-        self.own.insert(address.ip(), (is_own, now + OWN_KNOWN));
-        is_own
+/// What is known of addresses of this host, and until when.
+type Own = HashMap<IpAddr, (bool, Instant)>;
+
+/// Returns true if an address is one of this host: a socket that is connected to it has the same
+/// address. Connecting a datagram socket sends nothing.
+fn is_own(own: &mut Own, address: SocketAddr, now: Instant) -> bool {
+    let known = own.get(&address.ip()).filter(|(_, until)| *until > now);
+    if let Some((is_own, _)) = known {
+        return *is_own;
     }
+    if own.len() >= OWN_MAX {
+        own.clear();
+    }
+    // Any port serves; echo requests have none.
+    let to = SocketAddr::new(address.ip(), address.port().max(1));
+    let local = UdpSocket::connect(to).and_then(|socket| socket.local());
+    let is_own = local.is_ok_and(|local| local.ip() == address.ip());
+    own.insert(address.ip(), (is_own, now + OWN_KNOWN));
+    is_own
 }
 
 /// Returns seconds since 1970-01-01 UTC.

@@ -1,17 +1,19 @@
 //! Which destinations a network may reach.
 //!
-//! Order of the modules: `name` and `address`, `rule`, `resolvers`, `pins`, `policy`, `places`,
-//! `greeting`, `learned`, `audit`, `dns`, `enforcer`.
+//! Order of the modules: `name` and `address`, `rule`, `index`, `resolvers`, `pins`, `policy`,
+//! `policies`, `places`, `greeting`, `learned`, `audit`, `dns`, `enforcer`.
 
 pub mod address;
 pub mod audit;
 mod dns;
 pub mod enforcer;
 pub mod greeting;
+mod index;
 mod learned;
 pub mod name;
 pub mod pins;
 mod places;
+pub mod policies;
 pub mod policy;
 mod resolvers;
 pub mod rule;

@@ -10,39 +10,30 @@
 //!
 //! # Cost
 //!
-//! Names are found in a table by themselves and by the names above them; networks are compared one
-//! by one. A verdict among a thousand rules takes a few microseconds, once for each flow.
+//! Rules are found by name and by address in tables, and those found are compared in their order.
+//! A verdict takes no memory, and is asked for once for each flow.
 
-use crate::egress::address::{Floor, Net, floor_of, forms};
-use crate::egress::name::{Name, NamePattern};
+use crate::egress::address::{Floor, floor_of};
+use crate::egress::index::{Index, first_rule};
+use crate::egress::name::Name;
 use crate::egress::resolvers::{is_resolver, is_resolver_name};
-use crate::egress::rule::{Action, Check, Destination, FlowTo, Limits, Rule, Transport};
-use std::collections::{HashMap, HashSet};
+use crate::egress::rule::{Action, Check, FlowTo, Limits, Rule, Transport};
+use std::collections::HashSet;
 use std::fmt;
+use std::iter::once;
 use std::net::IpAddr;
 
 /// Most rules of a policy.
 pub const RULES_MAX: usize = 10_000;
 
 /// A policy. See the module documentation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Rule>,
     default: Action,
     has_floors: bool,
     limits: Limits,
     index: Index,
-}
-
-/// Finds the rules for a destination.
-#[derive(Clone, Debug, Default)]
-struct Index {
-    /// Rules for one name.
-    exact: HashMap<Name, Vec<u32>>,
-    /// Rules for the names below one.
-    below: HashMap<Name, Vec<u32>>,
-    nets: Vec<(Net, u32)>,
-    anywhere: Vec<u32>,
 }
 
 /// Rules that are no policy.
@@ -135,21 +126,7 @@ impl Policy {
         if let Some(rule) = rules.iter().find(|rule| !ids.insert(rule.id.as_str())) {
             return Err(PolicyError::Twice(rule.id.clone()));
         }
-        let mut index = Index::default();
-        for (number, rule) in (0..).zip(&rules) {
-            for destination in &rule.to {
-                match destination {
-                    Destination::Anywhere => index.anywhere.push(number),
-                    Destination::Net(net) => index.nets.push((*net, number)),
-                    Destination::Name(NamePattern::Exact(name)) => {
-                        index.exact.entry(name.clone()).or_default().push(number);
-                    }
-                    Destination::Name(NamePattern::Below(name)) => {
-                        index.below.entry(name.clone()).or_default().push(number);
-                    }
-                }
-            }
-        }
+        let index = Index::new(&rules);
         Ok(Self { rules, default, has_floors, limits: Limits::default(), index })
     }
 
@@ -199,11 +176,12 @@ impl Policy {
         unix_time: u64,
     ) -> Verdict {
         let floor = self.floor(flow.address, is_host);
+        let by_address = self.rule_for_address(flow, unix_time);
         let has_greeting = flow.transport != Transport::Icmp;
         let (mut allowed, mut denied) = (None, None);
         let (mut needs_greeting, mut opens_floor) = (false, floor.is_none());
         for name in names {
-            let opinion = self.opinion(flow, Some(name), unix_time);
+            let opinion = self.opinion(flow, Some(name), by_address, unix_time);
             match (opinion.action, opinion.check) {
                 (Action::Deny, _) => denied = denied.or(Some(opinion)),
                 (Action::Allow, Some(Check::Dns)) => return self.verdict(opinion, floor),
@@ -215,7 +193,7 @@ impl Policy {
             }
         }
         match (allowed, denied) {
-            (None, None) => self.verdict(self.opinion(flow, None, unix_time), floor),
+            (None, None) => self.verdict(self.opinion(flow, None, by_address, unix_time), floor),
             (None, Some(opinion)) => self.verdict(opinion, floor),
             (Some(_), Some(_)) if has_greeting && opens_floor => Verdict::Greeting,
             (Some(_), None) if has_greeting && opens_floor && needs_greeting => Verdict::Greeting,
@@ -236,7 +214,8 @@ impl Policy {
         if !names.any(|known| known == name) {
             return Verdict::Deny(None, Reason::OtherName);
         }
-        let opinion = self.opinion(flow, Some(name), unix_time);
+        let by_address = self.rule_for_address(flow, unix_time);
+        let opinion = self.opinion(flow, Some(name), by_address, unix_time);
         self.verdict(opinion, self.floor(flow.address, is_host))
     }
 
@@ -244,28 +223,34 @@ impl Policy {
     /// for networks allow no names.
     pub fn may_resolve(&self, name: &Name, unix_time: u64) -> bool {
         let is_resolver = self.has_floors && is_resolver_name(name);
-        let mut numbers: Vec<u32> = match is_resolver {
-            true => self.index.exact.get(name).cloned().unwrap_or_default(),
-            false => self.index.for_name(name).chain(self.index.anywhere.iter().copied()).collect(),
-        };
-        numbers.sort_unstable();
-        let is_on = |rule: &&Rule| rule.expires.is_none_or(|end| unix_time < end);
-        let mut rules = numbers.iter().map(|number| &self.rules[*number as usize]).filter(is_on);
         // A denying rule for some ports leaves the others to later rules.
-        let first = rules.find(|rule| rule.action == Action::Allow || rule.ports.is_empty());
+        let decides = |number: u32| {
+            let rule = &self.rules[number as usize];
+            rule.expires.is_none_or(|end| unix_time < end)
+                && (rule.action == Action::Allow || rule.ports.is_empty())
+        };
+        let first = match is_resolver {
+            true => first_rule(once(self.index.for_exactly(name)), decides),
+            false => first_rule(self.lists_for(name), decides),
+        };
         let default = if is_resolver { Action::Deny } else { self.default };
-        first.map_or(default, |rule| rule.action) == Action::Allow
+        self.rule(first).map_or(default, |rule| rule.action) == Action::Allow
     }
 
     /// Returns true if a rule for this name, on any port, also allows closed addresses.
     pub fn opens_floors(&self, name: &Name, unix_time: u64) -> bool {
-        let is_open = |rule: &Rule| {
+        let is_open = |number: &u32| {
+            let rule = &self.rules[*number as usize];
             rule.action == Action::Allow
                 && rule.overrides_floor
                 && rule.expires.is_none_or(|end| unix_time < end)
         };
-        let numbers = self.index.for_name(name).chain(self.index.anywhere.iter().copied());
-        !self.has_floors || numbers.into_iter().any(|number| is_open(&self.rules[number as usize]))
+        !self.has_floors || self.lists_for(name).flatten().any(is_open)
+    }
+
+    /// Returns lists of the rules for flows to this name, whatever its address is.
+    fn lists_for<'a>(&'a self, name: &'a Name) -> impl Iterator<Item = &'a [u32]> {
+        self.index.for_name(name).chain(once(self.index.for_anywhere()))
     }
 
     fn rule(&self, number: RuleNumber) -> Option<&Rule> {
@@ -279,13 +264,26 @@ impl Policy {
         floor_of(address).or(is_host.then_some(Floor::Host))
     }
 
-    /// Returns what the first matching rule decides, if the flow is meant for `name`.
-    fn opinion(&self, flow: FlowTo, name: Option<&Name>, unix_time: u64) -> Opinion {
-        let is_for = |number: &u32| {
-            self.rules[*number as usize].is_for(flow.transport, flow.port, unix_time)
-        };
-        let by_name = name.and_then(|name| self.index.for_name(name).filter(is_for).min());
-        let by_address = self.index.for_address(flow.address).filter(is_for).min();
+    /// Returns the first rule that matches the flow by its address.
+    fn rule_for_address(&self, flow: FlowTo, unix_time: u64) -> RuleNumber {
+        first_rule(self.index.for_address(flow.address), |rule| self.is_for(rule, flow, unix_time))
+    }
+
+    fn is_for(&self, rule: u32, flow: FlowTo, unix_time: u64) -> bool {
+        self.rules[rule as usize].is_for(flow.transport, flow.port, unix_time)
+    }
+
+    /// Returns what the first matching rule decides, if the flow is meant for `name`. `by_address`
+    /// is the first that matches by the address.
+    fn opinion(
+        &self,
+        flow: FlowTo,
+        name: Option<&Name>,
+        by_address: RuleNumber,
+        unix_time: u64,
+    ) -> Opinion {
+        let is_for = |rule| self.is_for(rule, flow, unix_time);
+        let by_name = name.and_then(|name| first_rule(self.index.for_name(name), is_for));
         let is_by_name = by_name.is_some_and(|named| by_address.is_none_or(|other| named < other));
         let number = if is_by_name { by_name } else { by_address };
         let rule = self.rule(number);
@@ -318,24 +316,10 @@ impl Policy {
     }
 }
 
-impl Index {
-    /// Returns the rules that are for this name.
-    fn for_name<'a>(&'a self, name: &'a Name) -> impl Iterator<Item = u32> + 'a {
-        let below = name.parents().filter_map(|parent| self.below.get(parent));
-        self.exact.get(name).into_iter().chain(below).flatten().copied()
-    }
-
-    /// Returns the rules that are for this address, in any of its forms.
-    fn for_address(&self, address: IpAddr) -> impl Iterator<Item = u32> + '_ {
-        let matching = move |(net, _): &&(Net, u32)| forms(address).any(|form| net.contains(form));
-        let nets = self.nets.iter().filter(matching).map(|(_, number)| *number);
-        nets.chain(self.anywhere.iter().copied())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::egress::rule::Destination;
 
     fn rule(action: Action, to: &[&str], ports: &[&str], check: Check) -> Rule {
         let destination = |text: &&str| match text.parse() {

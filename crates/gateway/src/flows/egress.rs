@@ -478,6 +478,14 @@ impl Gateway {
         stack.tcp_unreachable(handle, Unreachable::Prohibited, &mut context);
     }
 
+    /// Forgets the verdicts about a guest whose port is gone: another one may get its number.
+    pub(crate) fn forget_guest(&mut self, port: u16, now: Instant) {
+        if let Some(egress) = &mut self.egress {
+            egress.end_where(|known| known.admission.guest() == Some(port), now);
+            self.pings.forget_flows();
+        }
+    }
+
     /// Judges all open flows again if there is a new policy, and ends those that it denies.
     pub(super) fn review_flows(&mut self, io: &mut Io<'_>) {
         let Some(egress) = &mut self.egress else { return };

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::services::wire::domain::DomainName;
@@ -21,6 +22,7 @@ use towpath_packet::ring::CAPACITY_MAX;
 
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
+use crate::egress::policy::Policy;
 use crate::services;
 
 /// Most ports of a network, without the gateway's: each has its share of the switch's address
@@ -129,6 +131,8 @@ pub struct PortSettings {
     pub mtu: Option<u16>,
     /// Its link is up.
     pub is_up: bool,
+    /// Which hosts outside its station may reach, if the policy of the network is not for it.
+    pub egress: Option<Arc<Policy>>,
 }
 
 impl PortSettings {
@@ -154,6 +158,7 @@ impl Default for PortSettings {
             pairs: 1,
             mtu: None,
             is_up: true,
+            egress: None,
         }
     }
 }
@@ -193,6 +198,12 @@ pub enum PortError {
          interface's own with `ip link set dev IFACE mtu N`"
     )]
     UplinkMtu,
+    /// Nothing carries out the policy of a port.
+    #[error(
+        "the network was started without a policy, so its ports cannot have one; start it with \
+         --egress, --allow or --deny, or with a policy of a port in its file"
+    )]
+    NoEgress,
     /// A queue cannot have this length.
     #[error("a queue of {0} packets is out of range; expected 1 to {QUEUE_LEN_MAX}")]
     QueueLen(usize),

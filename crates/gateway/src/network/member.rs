@@ -5,6 +5,7 @@ use towpath_packet::Caps;
 
 use super::config::{Attachment, PortSettings};
 use super::report::{PortReport, PortState};
+use crate::egress::enforcer::Enforcer;
 use crate::services::Services;
 
 /// A port of a network: its name, its settings and its place at the switch. The thread that moves
@@ -26,6 +27,12 @@ impl Member {
         let number = self.id.index() as u32;
         services.name_port(number, &self.name);
         services.set_port_mtu(number, self.settings.mtu);
+    }
+
+    /// Tells what carries out policies which one is for it.
+    pub(super) fn restrict(&self, egress: &Enforcer) {
+        let policy = self.settings.egress.as_deref().cloned();
+        egress.set_port_policy(self.id.index() as u16, &self.name, policy);
     }
 
     pub(super) fn report(&self, state: PortState, counters: PortCounters) -> PortReport {

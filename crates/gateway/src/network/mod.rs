@@ -74,6 +74,7 @@ use towpath_net::time::{Duration, Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Site};
 
 use crate::capture::{CAPTURES_MAX, CaptureSettings, Sniffer};
+use crate::egress::enforcer::Enforcer;
 use crate::report::Report;
 use crate::services::{self, Services};
 use crate::worker::{Clock, Inside};
@@ -105,6 +106,7 @@ pub struct Network {
     ports: Ports,
     gateway: Option<GatewayPort>,
     services: Option<Services>,
+    egress: Option<Arc<Enforcer>>,
     lease_file: Option<LeaseFile>,
     tell: Option<Box<Tell>>,
     departed: Option<EventDoorbell>,
@@ -141,6 +143,7 @@ impl Network {
             ports: Ports::new()?,
             gateway: gateway.transpose()?,
             services: None,
+            egress: None,
             lease_file: None,
             tell: None,
             departed: None,
@@ -159,6 +162,12 @@ impl Network {
             member.introduce(&mut services);
         }
         self.services = Some(services);
+    }
+
+    /// Sets what carries out policies: that of the gateway. Without it, ports cannot have a policy of
+    /// their own.
+    pub fn set_egress(&mut self, egress: Option<Arc<Enforcer>>) {
+        self.egress = egress;
     }
 
     /// Restores the leases in a file, and keeps the file up to date from now on. Does nothing
@@ -225,6 +234,7 @@ impl Network {
         if self.port_count() >= NETWORK_PORTS_MAX {
             return Err(PortError::TooMany);
         }
+        self.check_egress(&settings)?;
         let mut port = Port::open(&attachment, &settings, &self.config)?;
         let worker = self.least_busy();
         let id = self.switch.add_port(switch_config(&attachment, &settings, port.caps()))?;
@@ -243,6 +253,9 @@ impl Network {
         let member = Member { name, id, worker, attachment, settings, is_leaving };
         if let Some(services) = &mut self.services {
             member.introduce(services);
+        }
+        if let Some(egress) = &self.egress {
+            member.restrict(egress);
         }
         self.members[index] = Some(member);
         Ok(())
@@ -266,6 +279,7 @@ impl Network {
         let index = self.find(name)?;
         let Some(member) = &self.members[index] else { return Ok(()) };
         config::check_mtu(&member.attachment, &settings)?;
+        self.check_egress(&settings)?;
         let before = Shape::of(&member.settings, self.config.mtu);
         let caps = self.change(index, Shape::of(&settings, self.config.mtu))?;
         let Some(member) = &mut self.members[index] else { return Ok(()) };
@@ -275,9 +289,13 @@ impl Network {
             let _ = self.change(index, before);
             return Err(error.into());
         }
+        let has_other_policy = member.settings.egress != settings.egress;
         member.settings = settings;
         if let Some(services) = &mut self.services {
             member.introduce(services);
+        }
+        if let Some(egress) = self.egress.as_ref().filter(|_| has_other_policy) {
+            member.restrict(egress);
         }
         Ok(())
     }
@@ -333,6 +351,14 @@ impl Network {
         }
     }
 
+    /// Checks that something carries out the policy of a port.
+    fn check_egress(&self, settings: &PortSettings) -> Result<(), PortError> {
+        match settings.egress.is_some() && self.egress.is_none() {
+            true => Err(PortError::NoEgress),
+            false => Ok(()),
+        }
+    }
+
     fn find(&self, name: &str) -> Result<usize, PortError> {
         let is_it = |member: &Member| member.name == name && !member.is_leaving;
         let found = self.members.iter().position(|member| member.as_ref().is_some_and(is_it));
@@ -354,6 +380,9 @@ impl Network {
         self.gateway.iter_mut().for_each(|gateway| gateway.forget(id));
         if let Some(services) = &mut self.services {
             services.forget_port(index as u32);
+        }
+        if let Some(egress) = &self.egress {
+            egress.forget(index as u16);
         }
         ended?;
         self.settle(index)

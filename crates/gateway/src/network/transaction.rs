@@ -7,10 +7,13 @@
 //! number, its socket and its TAP device are free only for the next transaction. The number of
 //! workers changes last, so that this change never has to be undone.
 
+use std::sync::Arc;
+
 use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings, WorkersError};
+use crate::egress::policy::Policy;
 use crate::flows::{StartError, UndoPort};
 use crate::publish::PortChange;
 use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
@@ -63,6 +66,8 @@ pub struct Change {
     pub mtu: Option<u16>,
     /// Whether its link is up.
     pub is_up: Option<bool>,
+    /// Its own policy, or none.
+    pub egress: Option<Option<Arc<Policy>>>,
 }
 
 /// Why a transaction failed. Nothing was changed, except with [`OperationError::Incomplete`] and
@@ -153,6 +158,7 @@ impl Change {
             pairs: settings.pairs,
             mtu: self.mtu.or(settings.mtu),
             is_up: self.is_up.unwrap_or(settings.is_up),
+            egress: self.egress.unwrap_or(settings.egress),
         }
     }
 }
@@ -188,7 +194,10 @@ impl Worker<Network> {
                 let network = self.inside_mut();
                 let member = network.members[index].as_ref();
                 let name = member.map_or_else(String::new, |member| member.name.clone());
-                network.remove_at(index).map_err(|error| TransactionError {
+                let removed = network.remove_at(index).map(drop);
+                let now = self.now();
+                self.gateway().0.forget_guest(index as u16, now);
+                removed.map_err(|error| TransactionError {
                     index: operation,
                     error: OperationError::Incomplete { name, error },
                 })

@@ -12,7 +12,7 @@ use crate::exit;
 /// Check a policy for flows to the outside, explain its verdicts, or give it to a running instance.
 ///
 /// A policy is the table `[egress]` of a file: see docs/policy.md. A network file may have the same
-/// table.
+/// table, and one in each `[[port]]`.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PolicyArguments {
@@ -23,7 +23,8 @@ pub(crate) struct PolicyArguments {
 /// What `towpath policy` does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyAction {
-    /// Check a policy file: print its rules, or what is wrong and where.
+    /// Check a policy file, or the policies of a network file: print the rules, or what is wrong and
+    /// where.
     #[command(after_help = exit::HELP)]
     Check {
         /// The file (TOML).
@@ -63,7 +64,8 @@ pub(crate) enum PolicyAction {
     },
 
     /// Replace the policy of a running instance, which must have one. Open flows that the new
-    /// policy denies end; the others continue.
+    /// policy denies end; the others continue. `towpath port set NAME egress no` takes the own
+    /// policy of a port away.
     #[command(after_help = exit::HELP)]
     Set {
         /// The instance: the PID of a `towpath run`, `attach` or `up`.
@@ -73,5 +75,9 @@ pub(crate) enum PolicyAction {
         /// The file (TOML).
         #[arg(value_name = "FILE")]
         file: PathBuf,
+
+        /// Replace the policy of this port of a network alone, or give it one of its own.
+        #[arg(long, value_name = "NAME")]
+        port: Option<String>,
     },
 }

@@ -51,7 +51,8 @@ def ask(name, kind=1, server=RESOLVER):
     code = answer[3] & 15
     if code == 5:
         return "refused, blocked" if b"\0\x0f\0" in answer[12:] else "refused"
-    return f"code {code}, {struct.unpack('>H', answer[6:8])[0]} records"
+    keys = ", a key" if b"hidden" in answer else ""
+    return f"code {code}, {struct.unpack('>H', answer[6:8])[0]} records{keys}"
 
 
 def tcp(address, port, *parts, seconds=SECONDS):

@@ -84,7 +84,7 @@ fn a_name_opens_its_address_for_its_greeting() {
     // The answer was for another guest, and has ended.
     assert!(matches!(enforcer.begin(Some(1), to, at(1)), Decision::Deny));
     assert!(matches!(enforcer.begin(None, to, at(60)), Decision::Deny));
-    let Summary { counters, by_rule, generation } = enforcer.summary();
+    let Summary { counters, by_rule, generation, .. } = enforcer.summary();
     assert_eq!((counters.allowed, counters.denied, counters.questions_refused), (1, 8, 1));
     assert_eq!(by_rule, [("web".to_owned(), [1, 0]), ("default".to_owned(), [0, 8])]);
     assert_eq!(generation, 1);
@@ -220,4 +220,72 @@ fn flows_are_bounded_for_each_guest_and_rule() {
     let denied = enforcer.summary().by_rule;
     assert_eq!(denied[0], ("net".to_owned(), [1, 1]), "{denied:?}");
     assert_eq!(enforcer.summary().counters.denied, 4);
+}
+
+/// Goal: a port's own policy takes the place of the one for all, for its flows, its questions and
+/// its counters; when it is taken away, or the port is gone, the one for all is back, and another
+/// port with the number has no names of the one before.
+#[test]
+fn a_port_has_a_policy_of_its_own() {
+    let enforcer = enforcer(vec![rule("all", "192.0.2.1", Check::Greeting)]);
+    let own = |rules| Some(Policy::new(rules, Action::Deny, true).unwrap());
+    let to = |last| flow(&format!("tcp://192.0.2.{last}:443"));
+    let admits = |guest, last| !matches!(enforcer.begin(guest, to(last), at(0)), Decision::Deny);
+    let asks = |guest| enforcer.question(guest, &question("a.example"), at(0)) == Message::Pass;
+    let [mine, other] = [Some(3), Some(4)];
+    enforcer.set_port_policy(4, "other", None);
+    assert_eq!(enforcer.generation(), 1, "nothing has changed");
+    let Decision::Allow(mut open) = enforcer.begin(mine, to(1), at(0)) else { panic!("allowed") };
+    enforcer.set_port_policy(3, "mine", own(vec![rule("own", "a.example", Check::Dns)]));
+    assert!(!enforcer.review(&mut open, at(0)), "an open flow that the own policy denies");
+    assert!(!admits(mine, 1) && admits(other, 1) && admits(None, 1));
+    assert!(asks(mine) && !asks(other));
+    let found = answer("a.example", [192, 0, 2, 9]);
+    assert_eq!(enforcer.answer(mine, &found, at(0)), Message::Pass);
+    assert_eq!(enforcer.answer(other, &found, at(0)), Message::Drop);
+    assert!(admits(mine, 9) && !admits(other, 9));
+    let Summary { by_rule, by_ports, .. } = enforcer.summary();
+    assert_eq!(by_rule, [("all".to_owned(), [3, 0]), ("default".to_owned(), [0, 1])]);
+    let own_rules = vec![("own".to_owned(), [1, 0]), ("default".to_owned(), [0, 2])];
+    assert_eq!(by_ports, [("mine".to_owned(), own_rules)]);
+    enforcer.set_policy(own(vec![]).unwrap());
+    assert!(admits(mine, 9) && !admits(other, 1), "the own policy stays");
+    enforcer.forget(3);
+    enforcer.set_port_policy(3, "next", own(vec![rule("own", "a.example", Check::Dns)]));
+    assert!(!admits(mine, 9), "the name was the former guest's");
+    enforcer.set_port_policy(3, "next", None);
+    assert!(enforcer.summary().by_ports.is_empty() && !asks(mine));
+}
+
+/// Goal: where ports alone have policies, the other guests may do everything, and nothing of theirs
+/// is counted.
+#[test]
+fn guests_without_a_policy_are_not_judged() {
+    let enforcer = Enforcer::for_ports(None);
+    enforcer.set_port_policy(3, "mine", Some(Policy::new(vec![], Action::Deny, true).unwrap()));
+    let to = flow("tcp://127.0.0.1:53");
+    let Decision::Allow(mut open) = enforcer.begin(Some(4), to, at(0)) else { panic!("allowed") };
+    assert!(matches!(enforcer.begin(Some(3), to, at(0)), Decision::Deny));
+    let asked = question("a.example");
+    assert!((0..1000).all(|_| enforcer.question(Some(4), &asked, at(0)) == Message::Pass));
+    let found = answer("a.example", [127, 0, 0, 1]);
+    assert_eq!(enforcer.answer(Some(4), &found, at(0)), Message::Pass);
+    assert_eq!((enforcer.summary().counters.allowed, enforcer.summary().by_rule.len()), (0, 0));
+    // It gets one while its flow is open.
+    enforcer.set_port_policy(4, "other", Some(Policy::new(vec![], Action::Deny, true).unwrap()));
+    assert!(!enforcer.review(&mut open, at(0)));
+}
+
+/// Goal: a flow to an address that had a name when it began stays allowed, also long after the answer
+/// has ended.
+#[test]
+fn names_of_open_flows_outlast_their_answers() {
+    let rules = || vec![rule("git", "a.example", Check::Dns)];
+    let enforcer = enforcer(rules());
+    enforcer.answer(None, &answer("a.example", [192, 0, 2, 1]), at(0));
+    let to = flow("tcp://192.0.2.1:22");
+    let Decision::Allow(mut open) = enforcer.begin(None, to, at(1)) else { panic!("allowed") };
+    enforcer.set_policy(Policy::new(rules(), Action::Deny, true).unwrap());
+    assert!(enforcer.review(&mut open, at(900)));
+    assert!(matches!(enforcer.begin(None, to, at(900)), Decision::Deny));
 }

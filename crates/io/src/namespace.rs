@@ -483,7 +483,7 @@ fn add_network(netlink: &mut Netlink, index: u32, network: &Addresses) -> Result
 }
 
 /// True for the errors of a kernel without IPv6, or with IPv6 disabled.
-fn means_no_ipv6(errno: Errno) -> bool {
+pub fn means_no_ipv6(errno: Errno) -> bool {
     matches!(errno, Errno::AFNOSUPPORT | Errno::OPNOTSUPP | Errno::ACCESS | Errno::INVAL)
 }
 

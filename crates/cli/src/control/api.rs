@@ -2,11 +2,12 @@
 //!
 //! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
-//! answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
+//! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
 //! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`]. `DELETE` of
 //! [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a policy; see
 //! [`egress`](towpath_gateway::control::egress).
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -15,7 +16,9 @@ use towpath_gateway::control::operations::{self, VLAN_MAX};
 use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::flows::{FlowPage, FlowQuery};
 use towpath_gateway::native::Link;
-use towpath_gateway::network::{Attachment, DeviceReport, Network, PortReport, TransactionError};
+use towpath_gateway::network::{
+    Attachment, DeviceReport, Network, Operation, PortReport, TransactionError,
+};
 use towpath_gateway::report::Report;
 use towpath_gateway::services::{Guest, Services};
 use towpath_gateway::worker::Worker;
@@ -28,6 +31,7 @@ use crate::control::metrics;
 use crate::control::policy::{self, EGRESS};
 use crate::control::published::{self, Publishing, TRANSACTION};
 
+pub(crate) const NETWORK: &str = "/v1/network";
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";
 pub(crate) const PUBLISHED: &str = "/v1/published";
@@ -49,8 +53,13 @@ pub(crate) trait Serving: Publishing {
     fn flows(&mut self, worker: usize, query: &FlowQuery) -> Option<FlowPage>;
 }
 
-/// Answers a request; a transaction changes the network.
-pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Response {
+/// Answers a request; a transaction changes the network, and may take the TAP device whose
+/// descriptor came with it.
+pub(crate) fn answer(
+    worker: &mut Worker<Network>,
+    request: &Request<'_>,
+    file: &mut Option<OwnedFd>,
+) -> Response {
     if flows::is_meant(request.path) && request.method == "GET" {
         return flows::answer(request.path, 1, |_, query| Some(worker.flows(query)));
     }
@@ -60,6 +69,7 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
             let ports: Vec<_> = report.ports.iter().map(port).collect();
             Response::json(200, &json!({ "workers": report.workers, "ports": ports }))
         }
+        ("GET", NETWORK) => Response::json(200, &network(worker)),
         ("GET", STATS) => Response::json(200, &figures(worker)),
         ("GET", METRICS) => {
             let network = worker.inside().report(worker.now());
@@ -67,12 +77,16 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
-        ("POST", TRANSACTION) => transaction(worker, request.body),
+        ("POST", TRANSACTION) => transaction(worker, request.body, file),
         ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
-        (_, PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS) => {
-            wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
-        }
-        _ => unknown_path(request, &[PORTS, LEASES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),
+        (
+            _,
+            NETWORK | PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS,
+        ) => wrong_method(request, &format!("GET to read, or POST {TRANSACTION}")),
+        _ => unknown_path(
+            request,
+            &[NETWORK, PORTS, LEASES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION],
+        ),
     }
 }
 
@@ -123,11 +137,16 @@ fn unknown_path(request: &Request<'_>, known: &[&str]) -> Response {
     Response::error(404, &format!("unknown path '{path}'; expected one of {}", known.join(", ")))
 }
 
-fn transaction(worker: &mut Worker<Network>, body: &[u8]) -> Response {
+fn transaction(worker: &mut Worker<Network>, body: &[u8], file: &mut Option<OwnedFd>) -> Response {
     let operations = match operations::transaction(body) {
         Ok(operations) => operations,
         Err(message) => return Response::error(400, &message),
     };
+    let taps = operations.iter().filter_map(|operation| match operation {
+        Operation::Add { attachment: Attachment::TapFd(tap), .. } => Some(tap),
+        _ => None,
+    });
+    taps.zip(file.take()).for_each(|(tap, file)| tap.pass(file));
     let count = operations.len();
     let done = worker.apply(operations);
     let done = done.map_err(|TransactionError { index, error }| (index, error.into()));
@@ -170,6 +189,7 @@ fn port(report: &PortReport) -> Value {
         Attachment::VhostUserFd(_) => ("vhost-user-fd", "".into()),
         Attachment::StreamFd(_) => ("stream-fd", "".into()),
         Attachment::Tap(name) => ("tap", name.into()),
+        Attachment::TapFd(_) => ("tap-fd", "".into()),
         Attachment::Packet(interface) => ("packet", interface.into()),
         Attachment::Xdp(settings) => ("xdp", settings.to_string().into()),
     };
@@ -209,6 +229,36 @@ fn allowed(prefix: &Prefix) -> String {
         true => prefix.address.to_string(),
         false => format!("{}/{}", prefix.address, prefix.len),
     }
+}
+
+/// Returns what the services tell guests about the network: `null` for an IP version that it does
+/// not have, and no addresses at all without services.
+fn network(worker: &Worker<Network>) -> Value {
+    let mut object = json!({ "mtu": worker.inside().mtu(), "ipv4": null, "ipv6": null });
+    let Some(config) = worker.inside().services().map(Services::config) else { return object };
+    fn texts<T: ToString>(all: &[T]) -> Vec<String> {
+        all.iter().map(ToString::to_string).collect()
+    }
+    if let Some(v4) = &config.ipv4 {
+        object["ipv4"] = json!({
+            "gateway": v4.gateway.to_string(),
+            "prefix-len": v4.prefix_len,
+            "dns": texts(&v4.dns),
+            "pool": [v4.pool.start().to_string(), v4.pool.end().to_string()],
+        });
+    }
+    if let Some(v6) = &config.ipv6 {
+        let pool = v6.pool.as_ref();
+        object["ipv6"] = json!({
+            "gateway": v6.gateway.to_string(),
+            "prefix-len": v6.prefix_len,
+            "dns": texts(&v6.dns),
+            "pool": pool.map(|pool| [pool.start().to_string(), pool.end().to_string()]),
+        });
+    }
+    object["domain"] = config.domain.as_ref().map(|domain| domain.as_str()).into();
+    object["search"] = config.search.iter().map(|domain| domain.as_str()).collect();
+    object
 }
 
 /// Returns the current leases, and the static leases whether requested or not.

@@ -2,11 +2,14 @@
 //!
 //! Limit: [`RESPONSE_BYTES_MAX`].
 
-use std::io::{Read, Write};
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 use towpath_gateway::control::http;
 
@@ -26,31 +29,60 @@ pub(crate) fn ask_if_any(
     target: &str,
     body: Option<&Value>,
 ) -> anyhow::Result<Option<Value>> {
-    let mut stream = UnixStream::connect(path)
+    match exchange(path, method, target, body, None)? {
+        (200, value) => Ok(Some(value)),
+        (404, _) => Ok(None),
+        (_, value) => bail!(reason(&value)),
+    }
+}
+
+/// Sends a request to a control socket, with a descriptor if there is one. Returns the status and
+/// the value of the response.
+pub(crate) fn exchange(
+    path: &Path,
+    method: &str,
+    target: &str,
+    body: Option<&Value>,
+    file: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<(u16, Value)> {
+    let stream = UnixStream::connect(path)
         .with_context(|| format!("cannot connect to the control socket {}", path.display()))?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     let body = body.map(Value::to_string).unwrap_or_default();
+    let mut answer = Vec::new();
+    send(&stream, method, target, &body, file)
+        .and_then(|()| stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer))
+        .with_context(|| format!("no answer from the control socket {}", path.display()))?;
+    http::read(&answer)
+        .with_context(|| format!("{} is not a control socket of towpath", path.display()))
+}
+
+/// Sends the text of a request, and a descriptor with its first byte if there is one.
+pub(crate) fn send(
+    mut stream: &UnixStream,
+    method: &str,
+    target: &str,
+    body: &str,
+    file: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
     let request = format!(
         "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    let mut answer = Vec::new();
-    stream
-        .write_all(request.as_bytes())
-        .and_then(|()| stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer))
-        .with_context(|| format!("no answer from the control socket {}", path.display()))?;
-    let (status, value) = http::read(&answer)
-        .with_context(|| format!("{} is not a control socket of towpath", path.display()))?;
-    match status {
-        200 => Ok(Some(value)),
-        404 => Ok(None),
-        // A terminal would interpret control characters.
-        _ => bail!(
-            "{}",
-            value["error"].as_str().unwrap_or("no reason is given").replace(char::is_control, "?")
-        ),
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if let Some(files) = file.as_ref().map(std::slice::from_ref) {
+        assert!(control.push(SendAncillaryMessage::ScmRights(files)), "there is room for one");
     }
+    let slices = [IoSlice::new(request.as_bytes())];
+    let sent = sendmsg(stream, &slices, &mut control, SendFlags::NOSIGNAL)?;
+    stream.write_all(&request.as_bytes()[sent..])
+}
+
+/// Returns the reason in an error response, without characters that a terminal would interpret.
+pub(crate) fn reason(value: &Value) -> String {
+    value["error"].as_str().unwrap_or("no reason is given").replace(char::is_control, "?")
 }
 
 /// Sends a request for a path that the control socket must have.

@@ -8,8 +8,7 @@
 //! capture.
 
 use std::fs;
-use std::io::{self, IoSlice, IsTerminal, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, IsTerminal, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -20,7 +19,6 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Map, Value, json};
 use towpath_gateway::capture::{CaptureSettings, Recorder, Summary, compile_filter};
 use towpath_gateway::control::http::{self, Response};
@@ -64,8 +62,9 @@ pub(crate) fn capture(arguments: &CaptureArguments) -> Result<Ending, Failure> {
         "truncate": arguments.write.as_os_str() != "-",
     });
     let (file, is_new) = open(&arguments.write)?;
-    let sent = send(&stream, &body.to_string(), file)
+    let sent = ask::send(&stream, "POST", CAPTURE, &body.to_string(), Some(file.as_fd()))
         .with_context(|| format!("cannot send the request to {}", path.display()));
+    drop(file);
     let answered = sent.and_then(|()| answer(&wait(stream, &signals, &arguments.port)?));
     if is_new && answered.is_err() && is_empty(&arguments.write) {
         // Nothing was captured. A failure to remove the file is not the error to report.
@@ -97,9 +96,7 @@ fn answer(bytes: &[u8]) -> anyhow::Result<Value> {
         bail!(ask::NO_NETWORK);
     }
     if status != 200 {
-        let error = value["error"].as_str().unwrap_or("no reason is given");
-        let error = error.replace(char::is_control, "?");
-        bail!(error);
+        bail!(ask::reason(&value));
     }
     Ok(value)
 }
@@ -116,22 +113,6 @@ fn open(path: &Path) -> anyhow::Result<(OwnedFd, bool)> {
         bail!("cannot write a capture to a terminal; give a file, or pipe it to a program");
     }
     Ok((stdout.as_fd().try_clone_to_owned()?, false))
-}
-
-/// Sends the request with the file.
-fn send(mut stream: &UnixStream, body: &str, file: OwnedFd) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let request = format!(
-        "POST {CAPTURE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let files = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one");
-    let slices = [IoSlice::new(request.as_bytes())];
-    let sent = sendmsg(stream, &slices, &mut control, SendFlags::NOSIGNAL)?;
-    stream.write_all(&request.as_bytes()[sent..])
 }
 
 /// Waits for the last response; a signal requests the end.

@@ -169,6 +169,7 @@ fn ports(out: &mut String, network: &NetworkReport) {
         Attachment::Stream(_) => "stream",
         Attachment::VhostUserFd(_) => "vhost-user-fd",
         Attachment::StreamFd(_) => "stream-fd",
+        Attachment::TapFd(_) => "tap-fd",
         Attachment::Tap(_) => "tap",
         Attachment::Packet(_) => "packet",
         Attachment::Xdp(_) => "xdp",

@@ -211,7 +211,7 @@ pub(crate) fn listed(pids: impl Iterator<Item = i32>) -> String {
 }
 
 /// Returns the running networks: process number, control socket and ports of each.
-fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
+pub(crate) fn networks() -> anyhow::Result<Vec<(i32, PathBuf, Value)>> {
     let mut networks = Vec::new();
     for (pid, path) in instances::running()? {
         if let Some(ports) = ask::ask_if_any(&path, "GET", api::PORTS, None)? {

@@ -52,7 +52,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let signals = Signals::block()?;
     allow_many_files();
     sigbus::guard().context("cannot install the handler of SIGBUS")?;
-    let control = serve::control(None, messages)?;
+    let control = serve::control(arguments.machine.control_socket.as_deref(), messages)?;
     let duties = duties(&plan, control.as_ref().map(Control::files).unwrap_or_default());
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
     // Dropped after the network, whose end ends the captures.
@@ -155,7 +155,10 @@ fn duties(plan: &Plan, control: Vec<(PathBuf, u64)>) -> Duties {
     for (_, operation) in &plan.operations {
         let Operation::Add { attachment, .. } = operation else { continue };
         match attachment {
-            Attachment::Tap(_) | Attachment::VhostUserFd(_) | Attachment::StreamFd(_) => {}
+            Attachment::Tap(_)
+            | Attachment::TapFd(_)
+            | Attachment::VhostUserFd(_)
+            | Attachment::StreamFd(_) => {}
             Attachment::Packet(interface) | Attachment::Xdp(XdpSettings { interface, .. }) => {
                 uplinks.push(interface.clone());
             }
@@ -270,7 +273,7 @@ fn serve(
         if let Some(open) = &mut control
             && let Err(error) = open.serve(|asked| match asked.request.path {
                 CAPTURE => captures.begin(worker, asked),
-                _ => Some(api::answer(worker, &asked.request)),
+                _ => Some(api::answer(worker, &asked.request, asked.file)),
             })
         {
             messages.notice(format_args!("the control socket failed and is closed: {error}"));

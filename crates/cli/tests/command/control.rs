@@ -3,13 +3,15 @@
 //! Ports are stream sockets, so the tests need no privilege, and no packet leaves the machine.
 
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Signal, getrlimit, prlimit};
 use serde_json::{Value, json};
 
@@ -126,6 +128,40 @@ pub(super) fn send_frame(guest: &mut UnixStream) {
     frame.resize(60, 7);
     guest.write_all(&60_u32.to_be_bytes()).unwrap();
     guest.write_all(&frame).unwrap();
+}
+
+/// Goal: a port with a TAP device of its sender needs the device, and a transaction that lacks it
+/// changes nothing.
+#[test]
+fn a_device_that_does_not_come_is_missed() {
+    let network = Network::start("passed");
+    let add = r#"{"operations": [{"del": "a"}, {"add": "c", "tap-fd": true}]}"#;
+    let (status, answer) = network.post(add);
+    assert_eq!((status, &answer["operation"]), (409, &1.into()), "{answer}");
+    assert!(answer["error"].as_str().unwrap().contains("no TAP device came with"), "{answer}");
+
+    let stream = network.connect();
+    let len = add.len();
+    let text = format!("POST /v1/transaction HTTP/1.1\r\nContent-Length: {len}\r\n\r\n{add}");
+    let file = fs::File::open("/dev/null").unwrap();
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    let slices = [IoSlice::new(text.as_bytes())];
+    sendmsg(&stream, &slices, &mut control, SendFlags::empty()).unwrap();
+    let answer = read_all(stream);
+    assert!(answer.contains("is no TAP device with IFF_TAP"), "{answer}");
+    assert_eq!(network.names(), ["a", "b"]);
+}
+
+/// Goal: what guests are told about a network without services is its MTU.
+#[test]
+fn a_network_describes_itself() {
+    let network = Network::start("described");
+    let answer = network.get("/v1/network");
+    let value: Value = serde_json::from_str(body_of(&answer)).unwrap();
+    assert_eq!(value, json!({ "mtu": 1500, "ipv4": null, "ipv6": null }));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //!
 //! An operation is one of:
 //! - `{"add": NAME, KIND, SETTINGS}`, where `KIND` is one of `"vhost-user": PATH`,
-//!   `"vhost-user-client": PATH`, `"stream": PATH` and `"tap": true`.
+//!   `"vhost-user-client": PATH`, `"stream": PATH`, `"tap": true` and `"tap-fd": true`. The last is a
+//!   TAP device whose descriptor comes with the request (SCM_RIGHTS), which can have one.
 //! - `{"del": NAME}`
 //! - `{"set": NAME, SETTINGS}`
 //! - `{"add-lease": {CLIENT, ...}}`, where `CLIENT` is one of `"port": NAME`, `"mac": MAC`,
@@ -37,7 +38,7 @@ use super::egress;
 use super::fields::{Fields, Wrong};
 use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX};
 use crate::egress::policy::Policy;
-use crate::network::{Attachment, Change, Operation, PortSettings, QUEUE_LEN_MAX};
+use crate::network::{Attachment, Change, Operation, PassedTap, PortSettings, QUEUE_LEN_MAX};
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
 
@@ -134,11 +135,13 @@ pub fn add(name: String, mut fields: Fields, defaults: &PortSettings) -> Result<
 /// Parses the device of a port: exactly one of its kinds.
 fn attachment(name: &str, fields: &mut Fields) -> Result<Attachment, Wrong> {
     let is_tap = fields.yes_or_no("tap")?.unwrap_or(false);
+    let is_passed = fields.yes_or_no("tap-fd")?.unwrap_or(false);
     let all = [
         ("vhost-user", path(fields, "vhost-user")?.map(Attachment::VhostUser)),
         ("vhost-user-client", path(fields, "vhost-user-client")?.map(Attachment::VhostUserClient)),
         ("stream", path(fields, "stream")?.map(Attachment::Stream)),
         ("tap", is_tap.then(|| Attachment::Tap(name.to_owned()))),
+        ("tap-fd", is_passed.then(|| Attachment::TapFd(PassedTap::default()))),
         ("packet", fields.text("packet")?.map(Attachment::Packet)),
         ("xdp", fields.parsed("xdp")?.map(Attachment::Xdp)),
     ];
@@ -147,8 +150,8 @@ fn attachment(name: &str, fields: &mut Fields) -> Result<Attachment, Wrong> {
     match (found.next(), found.next()) {
         (Some(attachment), None) => Ok(attachment),
         _ => Err(fields.all_wrong(format!(
-            "port '{name}': expected one of vhost-user, vhost-user-client, stream, tap, packet \
-             and xdp, got {given}"
+            "port '{name}': expected one of vhost-user, vhost-user-client, stream, tap, \
+             tap-fd, packet and xdp, got {given}"
         ))),
     }
 }

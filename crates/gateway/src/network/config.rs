@@ -3,8 +3,9 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::services::wire::domain::DomainName;
@@ -80,6 +81,8 @@ pub enum Attachment {
     StreamFd(Connection),
     /// A TAP device with this name in the network namespace of this process.
     Tap(String),
+    /// A TAP device that another process made, perhaps in another network namespace.
+    TapFd(PassedTap),
     /// The interface with this name in the network namespace of this process, through a packet
     /// socket.
     Packet(String),
@@ -103,11 +106,38 @@ impl fmt::Display for Attachment {
             Self::VhostUserFd(_) => f.write_str("vhost-user-fd"),
             Self::StreamFd(_) => f.write_str("stream-fd"),
             Self::Tap(name) => write!(f, "tap {name}"),
+            Self::TapFd(_) => f.write_str("tap-fd"),
             Self::Packet(interface) => write!(f, "packet {interface}"),
             Self::Xdp(settings) => write!(f, "xdp {settings}"),
         }
     }
 }
+
+/// The descriptor of a TAP device that another process made and attached with `IFF_TAP | IFF_NO_PI |
+/// IFF_VNET_HDR`. It comes after the text that asks for the port. Clones share it, and the first one
+/// to take it has it.
+#[derive(Clone, Debug, Default)]
+pub struct PassedTap(Arc<Mutex<Option<OwnedFd>>>);
+
+impl PassedTap {
+    /// Passes the descriptor.
+    pub fn pass(&self, file: OwnedFd) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+    }
+
+    /// Returns the descriptor, once; `None` if none was passed.
+    pub fn take(&self) -> Option<OwnedFd> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl PartialEq for PassedTap {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for PassedTap {}
 
 /// Settings of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,6 +222,18 @@ pub enum PortError {
     /// The connection was taken by another port before.
     #[error("another port had this connection; give each port one of its own")]
     Connection,
+    /// No TAP device came with the request.
+    #[error(
+        "no TAP device came with the request; send its descriptor (SCM_RIGHTS), one with each \
+         request, or let towpath make the device (tap)"
+    )]
+    NoTap,
+    /// The descriptor that came with the request is another one.
+    #[error(
+        "the descriptor that came with the request is no TAP device with IFF_TAP, IFF_NO_PI and \
+         IFF_VNET_HDR; attach it to its interface with these flags"
+    )]
+    NotTap,
     /// The MTU of an uplink was to be set.
     #[error(
         "the MTU of an interface of the host cannot be set here; leave out mtu, and set the \

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::os::fd::BorrowedFd;
 
 use towpath_io::stream::StreamPort;
-use towpath_io::tap::{Features, Tap};
+use towpath_io::tap::{Features, Tap, TapError};
 use towpath_io::uplink::Uplink;
 use towpath_io::vhost_user::{Offer, PairSet, VhostUser, message, sigbus, virtq};
 use towpath_net::switch;
@@ -63,6 +63,16 @@ impl PortDevice {
             }
             Attachment::Tap(name) => {
                 let mut tap = Tap::create(name)?;
+                tap.set_mtu(mtu);
+                tap.set_offload(Features::WITH_TUNNELS)?;
+                Self::Tap(Box::new(tap))
+            }
+            Attachment::TapFd(passed) => {
+                let adopted = Tap::adopt(passed.take().ok_or(PortError::NoTap)?);
+                let mut tap = adopted.map_err(|error| match error {
+                    TapError::Unsupported => PortError::NotTap,
+                    other => other.into(),
+                })?;
                 tap.set_mtu(mtu);
                 tap.set_offload(Features::WITH_TUNNELS)?;
                 Self::Tap(Box::new(tap))

@@ -50,7 +50,7 @@ mod workers;
 
 pub use config::{
     Attachment, BUSY_POLL, BUSY_POLL_MAX, CaptureError, NAME_BYTES_MAX, NETWORK_PORTS_MAX,
-    NetworkConfig, PortError, PortSettings, QUEUE_LEN, QUEUE_LEN_MAX, check_port,
+    NetworkConfig, PassedTap, PortError, PortSettings, QUEUE_LEN, QUEUE_LEN_MAX, check_port,
     gateway_addresses, services_config,
 };
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
@@ -187,6 +187,11 @@ impl Network {
         let (file, found) = LeaseFile::open(path, services, now, tell)?;
         self.lease_file = Some(file);
         Ok(found)
+    }
+
+    /// Returns the largest IP packet, which is advertised to guests.
+    pub fn mtu(&self) -> u16 {
+        self.config.mtu
     }
 
     /// Returns true if there is a gateway.

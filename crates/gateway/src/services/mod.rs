@@ -149,6 +149,11 @@ pub struct Services {
 }
 
 impl Services {
+    /// Returns the configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Makes services that have leased nothing yet.
     pub fn new(config: Config) -> Self {
         let per_port = config.leases_per_port_max;

@@ -320,6 +320,12 @@ impl NetworkNamespace {
     }
 }
 
+impl AsFd for NetworkNamespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 /// This process's user namespace.
 const OWN_USER: &str = "/proc/self/ns/user";
 

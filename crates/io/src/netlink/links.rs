@@ -1,7 +1,10 @@
 //! Properties of a link.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+
 use super::message::{
-    IFF_UP, IFINFOMSG_LEN, IFLA_IFNAME, IFLA_MTU, Request, attributes, read_u16, read_u32,
+    IFF_UP, IFINFOMSG_LEN, IFLA_IFNAME, IFLA_MTU, IFLA_NET_NS_FD, Request, attributes, read_u16,
+    read_u32,
 };
 use super::{Netlink, NetlinkError};
 
@@ -29,6 +32,23 @@ impl Netlink {
             found = found.or(parse_link(body, name));
         })?;
         Ok(found)
+    }
+
+    /// Moves the link `index` into another network namespace, where its name is `name`. It is down
+    /// there and has no addresses.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; EEXIST if that namespace has a link of this name.
+    pub fn link_move(
+        &mut self,
+        index: u32,
+        namespace: BorrowedFd<'_>,
+        name: &str,
+    ) -> Result<(), NetlinkError> {
+        let mut request = Request::link(index, false);
+        request.attribute(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
+        request.attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+        self.ask("move link", request)
     }
 }
 

@@ -1,5 +1,6 @@
-//! VXLAN (RFC 7348): the header in front of an Ethernet frame in a UDP datagram, and the table of
-//! remote tunnel end points ([`remotes`]).
+//! VXLAN (RFC 7348): the header in front of an Ethernet frame in a UDP datagram, the table of
+//! remote tunnel end points ([`remotes`]), what is taken out of datagrams ([`decapsulate`]), and what
+//! is answered in place of remote stations ([`answers`]).
 //!
 //! ```text
 //!  0 1 2 3 4 5 6 7 8 9 ...
@@ -13,6 +14,8 @@
 //! Reserved bits are sent as zero and ignored on receipt (RFC 7348 §5). A header whose I bit is not
 //! set names no network, and its datagram is dropped.
 
+pub mod answers;
+pub mod decapsulate;
 pub mod remotes;
 
 use core::fmt;

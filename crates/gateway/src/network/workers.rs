@@ -17,6 +17,7 @@ use towpath_io::thread::release_unused;
 use towpath_net::switch::PORTS_MAX;
 use towpath_packet::{Context, Memory, MemoryConfig, NoMemory};
 
+use super::member::Member;
 use super::Network;
 use super::crew::Crew;
 use super::gateway_port::GatewayPort;
@@ -92,9 +93,10 @@ impl Network {
     }
 
     /// Returns which ports move if there are `count` workers. Those of other workers than the first
-    /// get a new one in any case.
+    /// get a new one in any case, and tunnels stay at the first.
     fn moves(&self, count: usize) -> Vec<Move> {
-        let members = || self.members.iter().flatten();
+        let may_move = |member: &&Member| !member.attachment.is_tunnel();
+        let members = || self.members.iter().flatten().filter(may_move);
         let before: Vec<usize> = members().map(|member| member.worker).collect();
         let after = place(&before, count, self.has_gateway());
         let moves = members().zip(after).map(|(member, to)| Move {

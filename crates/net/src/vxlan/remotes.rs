@@ -98,6 +98,8 @@ pub enum Change {
 pub enum ChangeError {
     /// The address cannot be a tunnel end point: it is unspecified, multicast or broadcast.
     NotUnicast(IpAddr),
+    /// The address is not of the IP version of the port's tunnels.
+    OtherVersion(IpAddr),
     /// The link-layer address is no station's.
     NotStation(MacAddr),
     /// An origin with precedence says otherwise.
@@ -117,6 +119,9 @@ impl fmt::Display for ChangeError {
         match self {
             Self::NotUnicast(address) => {
                 write!(f, "{address} is no address of one host; give the address of a remote")
+            }
+            Self::OtherVersion(address) => {
+                write!(f, "{address} is not of the IP version of the port's other tunnels")
             }
             Self::NotStation(mac) => write!(f, "{mac} is no address of one station"),
             Self::Overruled => {
@@ -278,6 +283,35 @@ impl Remotes {
                 None => Err(ChangeError::Unknown),
             },
         }
+    }
+
+    /// Returns changes that undo one of `origin`, if they follow it. What was learned is not
+    /// restored.
+    pub fn undo_of(&self, change: Change, origin: Origin) -> Vec<(Change, Origin)> {
+        let (before, remove) = match change {
+            Change::AddFlood(address) | Change::DelFlood(address) => {
+                let index = self.by_address.get(&address);
+                let flood = index.and_then(|index| self.slot(*index).flood);
+                let before = flood.map(|origin| (Change::AddFlood(address), origin));
+                (before, Change::DelFlood(address))
+            }
+            Change::AddStation { mac, .. } | Change::DelStation(mac) => {
+                let entry = self.stations.get(key(mac)).map(Entry::unpack);
+                let entry = entry.filter(|entry| entry.origin != Origin::Learned);
+                let before = entry.map(|entry| {
+                    let remote = self.slot(entry.remote).address;
+                    (Change::AddStation { mac, remote }, entry.origin)
+                });
+                (before, Change::DelStation(mac))
+            }
+            Change::AddAddress { address, .. } | Change::DelAddress(address) => {
+                let found = self.addresses.get(&address);
+                let before =
+                    found.map(|&(mac, origin)| (Change::AddAddress { address, mac }, origin));
+                (before, Change::DelAddress(address))
+            }
+        };
+        [Some((remove, origin)), before].into_iter().flatten().collect()
     }
 
     /// Finds the known remote with this address.

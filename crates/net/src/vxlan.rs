@@ -1,6 +1,6 @@
 //! VXLAN (RFC 7348): the header in front of an Ethernet frame in a UDP datagram, the table of
-//! remote tunnel end points ([`remotes`]), what is taken out of datagrams ([`decapsulate`]), and what
-//! is answered in place of remote stations ([`answers`]).
+//! remote tunnel end points ([`remotes`]), what is taken out of datagrams ([`decapsulate`]), and
+//! what is answered in place of remote stations ([`answers`]).
 //!
 //! ```text
 //!  0 1 2 3 4 5 6 7 8 9 ...

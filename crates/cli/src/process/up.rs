@@ -155,7 +155,10 @@ fn duties(plan: &Plan, control: Vec<(PathBuf, u64)>) -> Duties {
     for (_, operation) in &plan.operations {
         let Operation::Add { attachment, .. } = operation else { continue };
         match attachment {
-            Attachment::Tap(_) | Attachment::VhostUserFd(_) | Attachment::StreamFd(_) => {}
+            Attachment::Tap(_)
+            | Attachment::VhostUserFd(_)
+            | Attachment::StreamFd(_)
+            | Attachment::Vxlan(_) => {}
             Attachment::Packet(interface) | Attachment::Xdp(XdpSettings { interface, .. }) => {
                 uplinks.push(interface.clone());
             }

@@ -24,6 +24,7 @@ mod support;
 mod taps;
 mod trace;
 mod transfer;
+mod tunnels;
 mod udp;
 mod uplinks;
 mod urgent;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         life::tests(),
         taps::tests(),
         uplinks::tests(),
+        tunnels::tests(),
         options::tests(),
         soak::tests(),
     ]

@@ -395,6 +395,10 @@ impl Network {
                     switch.count_drop(from.id, PortDrop::AddressSpoofed);
                     continue;
                 }
+                if from.attachment.is_tunnel() && services::asks_for_configuration(headers) {
+                    switch.count_drop(from.id, PortDrop::ForeignRequest);
+                    continue;
+                }
                 let number = from.id.index() as u32;
                 if services::concerns(headers)
                     && services.intercept(number, &mut packet, cx, &mut replies)

@@ -185,7 +185,8 @@ impl Ports {
     /// Notes which files are readable.
     fn sort(&mut self) -> Heard {
         let Self { places, reactor, events, .. } = self;
-        let mut heard = Heard { any: !events.is_empty(), bell: false, capture_ended: false, control: false };
+        let mut heard =
+            Heard { any: !events.is_empty(), bell: false, capture_ended: false, control: false };
         for event in events.iter() {
             match event.token {
                 CAPTURE_ENDED => heard.capture_ended = true,

@@ -376,3 +376,155 @@ fn local_stations(
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::Ipv4Addr;
+    use std::os::unix::net::UnixStream;
+
+    use towpath_io::endpoint::Connection;
+    use towpath_net::vxlan::Vni;
+    use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
+
+    use super::*;
+    use crate::network::{Attachment, NetworkConfig, PortSettings, VxlanSettings};
+
+    const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
+
+    struct Rig {
+        network: Network,
+        memory: Memory,
+        ledger: Ledger,
+        now: Instant,
+        guest: UnixStream,
+    }
+
+    impl Rig {
+        /// A network with a guest, and a tunnel at a port that the system chooses.
+        fn new() -> Self {
+            let mut network = Network::new(NetworkConfig {
+                mtu: 1500,
+                gateway: None,
+                gateway_addresses: Vec::new(),
+                orphan: false,
+                busy_poll: Duration::ZERO,
+                seed: 1,
+            })
+            .expect("a network");
+            let vni = Vni::new(100).expect("24 bits");
+            let local = Some(Ipv4Addr::LOCALHOST.into());
+            let tunnel = VxlanSettings { local, port: 0, ..VxlanSettings::new(vni) };
+            let settings = PortSettings::default;
+            network.add_port("v", Attachment::Vxlan(tunnel), settings()).expect("added");
+            let (near, guest) = UnixStream::pair().expect("a pair of sockets");
+            let connection = Connection::new(near.into()).expect("a connected socket");
+            network.add_port("a", Attachment::StreamFd(connection), settings()).expect("added");
+            let sizes = MemoryConfig { packets: 256, small_frames: 64, large_frames: 32 };
+            let (memory, ledger) = (Memory::new(sizes), Ledger::new());
+            Self { network, memory, ledger, now: Instant::START, guest }
+        }
+
+        /// Runs a turn some time after the last one.
+        fn turn(&mut self) {
+            self.now = self.now + PAUSE;
+            let Self { network, memory, ledger, now, .. } = self;
+            let mut cx = Context { memory, ledger, now: *now };
+            network.turn(true, &mut cx).expect("turned");
+            network.receive(&mut Burst::new(), &mut cx).expect("received");
+            network.turn(true, &mut cx).expect("turned");
+        }
+
+        fn send_broadcast(&mut self) {
+            let mut frame = [&60_u32.to_be_bytes()[..], &[0xff; 6], &MAC.0, &[0x88, 0xb5]].concat();
+            frame.resize(64, 0);
+            self.guest.write_all(&frame).expect("room");
+        }
+    }
+
+    fn remote(number: u8) -> IpAddr {
+        [192, 0, 2, number].into()
+    }
+
+    fn found() -> ControlEvent {
+        ControlEvent::Found { port: "v".into(), mac: MAC, addresses: Vec::new(), is_fixed: false }
+    }
+
+    /// Goal: a control plane is told of local stations, those before its time included, and of
+    /// their end.
+    #[test]
+    fn a_control_plane_learns_of_local_stations() {
+        let mut rig = Rig::new();
+        rig.send_broadcast();
+        rig.turn();
+        let control = rig.network.control_plane().expect("the first one");
+        let second = rig.network.control_plane().expect_err("one is enough");
+        assert_eq!(second.kind(), io::ErrorKind::AlreadyExists);
+        rig.turn();
+        assert_eq!(control.next_event(), Some(found()));
+        rig.turn();
+        assert_eq!(control.next_event(), None);
+        rig.network.remove_port("a").expect("it is there");
+        rig.turn();
+        assert_eq!(control.next_event(), Some(ControlEvent::Gone { port: "v".into(), mac: MAC }));
+        drop(control);
+        rig.network.subscriber.as_ref().expect("not noticed yet").bell.ring();
+        rig.turn();
+        assert!(rig.network.control_plane().is_ok(), "the place is free again");
+    }
+
+    /// Goal: the changes of a control plane are carried out in order and yield to the
+    /// configuration, and it is told of those that are refused.
+    #[test]
+    fn a_control_plane_changes_remotes() {
+        let mut rig = Rig::new();
+        let control = rig.network.control_plane().expect("the first one");
+        let add = |number| Change::AddStation { mac: MAC, remote: remote(number) };
+        rig.network.change_remotes("v", Change::AddFlood(remote(1))).expect("room");
+        control.change("v", add(2)).expect("room");
+        control.change("v", add(3)).expect("room");
+        control.change("v", Change::DelFlood(remote(1))).expect("room");
+        control.change("a", add(3)).expect("room");
+        rig.turn();
+        let overruled = Some(ChangeError::Overruled);
+        for (port, change, error) in
+            [("v", Change::DelFlood(remote(1)), overruled), ("a", add(3), None)]
+        {
+            let port = port.to_owned();
+            let refused = ControlEvent::Refused { port, change, error };
+            assert_eq!(control.next_event(), Some(refused));
+        }
+        let all = rig.network.remotes(rig.now);
+        let station = Station { mac: MAC, remote: remote(3), origin: Origin::Pushed };
+        assert_eq!(all[0].stations, [station]);
+        let named: Vec<_> = all[0].remotes.iter().map(|remote| remote.address).collect();
+        assert_eq!(named, [remote(1), remote(3)]);
+    }
+
+    /// Goal: the changes that undo a change restore what was configured and pushed.
+    #[test]
+    fn changes_are_undone() {
+        let mut rig = Rig::new();
+        let network = &mut rig.network;
+        let shown = |network: &Network| format!("{:?}", network.remotes(Instant::START));
+        let station = |number| Change::AddStation { mac: MAC, remote: remote(number) };
+        network.change_remotes("v", Change::AddFlood(remote(1))).expect("room");
+        network.change_remotes_for("v", station(2), Origin::Pushed).expect("room");
+        let before = shown(network);
+        for change in [
+            Change::AddFlood(remote(1)),
+            Change::AddFlood(remote(9)),
+            Change::DelFlood(remote(1)),
+            station(3),
+            Change::DelStation(MAC),
+            Change::AddAddress { address: remote(100), mac: MAC },
+        ] {
+            let undo = network.undo_of_remotes("v", change).expect("a tunnel");
+            network.change_remotes("v", change).expect("possible");
+            for (change, origin) in undo {
+                let _ = network.change_remotes_for("v", change, origin);
+            }
+            assert_eq!(shown(network), before, "{change:?}");
+        }
+    }
+}

@@ -18,14 +18,14 @@
 //! is read meanwhile.
 //!
 //! **Too big.** A frame larger than the path to its remote is dropped, and its sender is told by
-//! ICMP ([`answers`]). The kernel knows the MTU of each path; it is asked when a path is first used,
-//! when a send fails, and every [`PATH_AGE`].
+//! ICMP ([`answers`]). The kernel knows the MTU of each path; it is asked when a path is first
+//! used, when a send fails, and every [`PATH_AGE`].
 //!
-//! Invariants: each frame taken from a burst was sent or counted as a drop, and so was each datagram
-//! read. No call blocks. What allocates is changes of the table, and the first packet to a remote.
-//! One thread at a time.
+//! Invariants: each frame taken from a burst was sent or counted as a drop, and so was each
+//! datagram read. No call blocks. What allocates is changes of the table, and the first packet to a
+//! remote. One thread at a time.
 //!
-//! Limits: those of the table ([`remotes`]), [`SENDERS`], [`ANSWERS_MAX`], [`READS_MAX`].
+//! Limits: those of the table ([`Remotes`]), [`SENDERS`], [`ANSWERS_MAX`], [`READS_MAX`].
 
 mod counters;
 mod settings;
@@ -546,9 +546,10 @@ fn socket_of(burst: &Burst) -> usize {
     let Some(packet) = burst.first() else { return 0 };
     let (stations, ends) = flow(packet);
     // FNV-1a: the input is short, and a sender gains nothing from collisions.
-    let hash = stations.iter().chain(ends).fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-    });
+    let hash = stations
+        .iter()
+        .chain(ends)
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
     (hash >> 16) as usize % SENDERS
 }
 
@@ -559,4 +560,46 @@ fn destination_of(packet: &Packet) -> MacAddr {
 fn source_of(packet: &Packet) -> MacAddr {
     let source = packet.headers().get(6..).and_then(|bytes| bytes.first_chunk());
     source.map_or(MacAddr::UNSPECIFIED, |address| MacAddr(*address))
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_packet::{Memory, MemoryConfig};
+
+    use super::*;
+
+    /// A frame of `len` bytes from a station to another, of the flow with this port.
+    fn push(burst: &mut Burst, memory: &mut Memory, (station, port, len): (u8, u8, usize)) {
+        let mut frame = [0; 128];
+        frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, station, 2, 0, 0, 0, 0, 1]);
+        frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+        frame[37] = port;
+        let mut packet = memory.packet().expect("free");
+        packet.fill_inline(len, |bytes| bytes.copy_from_slice(&frame[..len]));
+        burst.push(packet).expect("room");
+    }
+
+    /// Goal: frames leave in one call only if they have one receiver, one flow, and one length but
+    /// for the last.
+    #[test]
+    fn runs_are_of_one_flow_and_length() {
+        let mut memory =
+            Memory::new(MemoryConfig { packets: 128, small_frames: 1, large_frames: 1 });
+        for (frames, count) in [
+            (&[][..], None),
+            (&[(1, 1, 100)], Some(1)),
+            (&[(1, 1, 100), (1, 1, 100), (1, 1, 90), (1, 1, 90)], Some(3)),
+            (&[(1, 1, 90), (1, 1, 100)], Some(1)),
+            (&[(1, 1, 100), (1, 1, 100), (2, 1, 100)], Some(2)),
+            (&[(1, 1, 100), (1, 2, 100)], Some(1)),
+            (&[(1, 1, 100); BURST_MAX], Some(RUN_MAX)),
+        ] {
+            let mut burst = Burst::new();
+            frames.iter().for_each(|frame| push(&mut burst, &mut memory, *frame));
+            let run = Vxlan::run(&burst);
+            assert_eq!(run.as_ref().map(|run| run.count), count, "{frames:?}");
+            let bytes: usize = frames.iter().take(count.unwrap_or(0)).map(|(_, _, len)| len).sum();
+            assert_eq!(run.map_or(0, |run| run.bytes), bytes);
+        }
+    }
 }

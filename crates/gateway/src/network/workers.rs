@@ -17,10 +17,10 @@ use towpath_io::thread::release_unused;
 use towpath_net::switch::PORTS_MAX;
 use towpath_packet::{Context, Memory, MemoryConfig, NoMemory};
 
-use super::member::Member;
 use super::Network;
 use super::crew::Crew;
 use super::gateway_port::GatewayPort;
+use super::member::Member;
 use super::port::Port;
 use super::ports::Ports;
 use crate::config::{ConfigError, shares};

@@ -139,9 +139,8 @@ mod tests {
         let mut frame = memory.small.take().expect("free");
         frame[..4].copy_from_slice(b"load");
         let payload = frame.freeze(4);
-        let parts = [b"ab", b"cd"]
-            .iter()
-            .flat_map(|header| [Part::Bytes(*header), Part::Piece(&payload)]);
+        let parts =
+            [b"ab", b"cd"].iter().flat_map(|header| [Part::Bytes(*header), Part::Piece(&payload)]);
         let sent = from.send_parts(to.local().expect("bound"), parts, NonZeroU16::new(6));
         assert_eq!(sent.expect("sent"), Sent::Whole);
         let mut bytes = Vec::new();

@@ -3,8 +3,8 @@
 //!
 //! An answer is a whole frame to the sender, short enough to be received inline. It comes from the
 //! station that was asked for, or to which the packet was sent, as a switch has no address of its
-//! own: so do Linux's tunnels. Nothing is answered that a router must not answer (RFC 1812 §4.3.2.7,
-//! RFC 4443 §2.4): no errors about errors, later fragments, or packets from or to groups.
+//! own: so do Linux's tunnels. Nothing is answered that a router must not answer (RFC 1812
+//! §4.3.2.7, RFC 4443 §2.4): no errors about errors, later fragments, or packets from or to groups.
 
 use core::net::IpAddr;
 
@@ -96,8 +96,8 @@ impl Answer {
     }
 }
 
-/// Answers an ARP request or a neighbour solicitation in the first bytes of `frame`, if `station_of`
-/// knows the target.
+/// Answers an ARP request or a neighbour solicitation in the first bytes of `frame`, if
+/// `station_of` knows the target.
 pub fn resolve(frame: &[u8], station_of: impl Fn(IpAddr) -> Option<MacAddr>) -> Option<Answer> {
     let ethernet = ethernet::Header::parse(frame).ok()?;
     match ethernet.ethertype {

@@ -49,8 +49,8 @@ pub enum Refused {
 
 /// Takes the frames out of what one read returned: `len` bytes in `pieces`, at most as many pieces
 /// as a packet has; `gro_size` is the size of each coalesced datagram. Passes each frame to `each`
-/// with the headers of its IP packet, or why there is none. The headers of a frame are private: up
-/// to the end of its transport header, if they were found, otherwise all bytes that were looked at.
+/// with the headers of its TCP or UDP packet, or why there is none. The headers of a frame are
+/// private: up to the end of its TCP or UDP header, otherwise all bytes that were looked at.
 pub fn decapsulate(
     pieces: impl Iterator<Item = Piece>,
     gro_size: Option<NonZeroU16>,
@@ -87,7 +87,8 @@ pub fn decapsulate(
 fn open(mut packet: Packet, vni: Vni) -> Result<(Packet, Option<Headers>), Refused> {
     let bytes = packet.peek_headers();
     check(bytes, vni)?;
-    let headers = headers(&bytes[HEADER_LEN..]);
+    // Of other protocols, such as ICMPv6, a switch checks what is behind their headers.
+    let headers = headers(&bytes[HEADER_LEN..]).filter(|headers| headers.transport.is_some());
     let end = headers.map_or(bytes.len(), |headers| HEADER_LEN + headers.end);
     packet.pull(end);
     packet.pop_header(HEADER_LEN);
@@ -134,11 +135,7 @@ fn headers(frame: &[u8]) -> Option<Headers> {
 
 /// The segmentation of a datagram of `len` bytes that is one super-packet of TCP, whose segments
 /// have `size` bytes. `None` for coalesced datagrams.
-fn tunnelled(
-    bytes: &[u8],
-    len: usize,
-    size: NonZeroU16,
-) -> Option<(Headers, Gso, Checksum)> {
+fn tunnelled(bytes: &[u8], len: usize, size: NonZeroU16) -> Option<(Headers, Gso, Checksum)> {
     let frame = bytes.get(HEADER_LEN..)?;
     let headers = headers(frame)?;
     let shape = Shape::of(&headers, headers.end)?;

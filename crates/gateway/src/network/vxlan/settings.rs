@@ -4,8 +4,11 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
+use towpath_io::socket::path_mtu;
 use towpath_net::switch::vlan::Vid;
-use towpath_net::vxlan::{PORT, Vni};
+use towpath_net::vxlan::{PORT, Vni, overhead};
+
+use super::MTU_DEFAULT;
 
 /// Settings of a VXLAN port: `VNI[:KEY=VALUE[,KEY=VALUE]...]` with the keys `remote` (may be
 /// repeated), `local`, `port` and `learn`.
@@ -115,6 +118,20 @@ impl VxlanSettings {
         }
     }
 
+    /// Returns the largest IP packet that reaches all remotes in one datagram now, at most that of
+    /// Ethernet without a tunnel. For a path that the kernel does not tell, and without remotes:
+    /// what an Ethernet path takes.
+    pub fn inner_mtu(&self) -> u16 {
+        let of_path = |to: &IpAddr| {
+            let path = path_mtu(self.end(0), SocketAddr::new(*to, self.port));
+            let path = path.map_or(MTU_DEFAULT, |mtu| u16::try_from(mtu).unwrap_or(u16::MAX));
+            path.saturating_sub(overhead(to))
+        };
+        let least = self.remotes.iter().map(of_path).min();
+        let without = || MTU_DEFAULT - overhead(&self.end(0).ip());
+        least.unwrap_or_else(without).min(MTU_DEFAULT)
+    }
+
     /// The address that tunnels end at, which may be unspecified, with this UDP port.
     pub(super) fn end(&self, port: u16) -> SocketAddr {
         let is_ipv4 = self.local.or(self.remotes.first().copied()).is_none_or(|any| any.is_ipv4());
@@ -163,7 +180,8 @@ mod tests {
             let settings: VxlanSettings = text.parse().expect(text);
             assert_eq!(settings.to_string(), text);
         }
-        let (settings, vlan) = VxlanSettings::with_vlan("7:remote=192.0.2.1,vlan=10").expect("valid");
+        let (settings, vlan) =
+            VxlanSettings::with_vlan("7:remote=192.0.2.1,vlan=10").expect("valid");
         assert_eq!((settings.port, vlan.map(Vid::number)), (PORT, Some(10)));
     }
 

@@ -13,9 +13,7 @@ fn checked(answer: &Answer) -> Vec<u8> {
     let (source, destination) = headers.version.addresses(&bytes[headers.ip_at..]);
     let mut sum = match headers.version {
         Version::V4 => Sum::new(),
-        Version::V6 => {
-            pseudo_header(source, destination, Protocol::ICMPV6, message.len() as u32)
-        }
+        Version::V6 => pseudo_header(source, destination, Protocol::ICMPV6, message.len() as u32),
     };
     sum.add(message);
     assert_eq!(sum.fold(), 0xffff, "the checksum is right");
@@ -101,10 +99,8 @@ fn neighbor_solicitations_for_known_stations_are_answered() {
     let [asker, target]: [IpAddr; 2] =
         ["fd00::9", "fd00::7"].map(|text| text.parse().expect("an address"));
     let IpAddr::V6(of_target) = target else { unreachable!() };
-    let asked = icmpv6::Message::NeighborSolicitation {
-        target: of_target,
-        source_link_layer: Some(ASKER),
-    };
+    let asked =
+        icmpv6::Message::NeighborSolicitation { target: of_target, source_link_layer: Some(ASKER) };
     let group: IpAddr = "ff02::1:ff00:7".parse().expect("an address");
     let request = |from: IpAddr| {
         let ethernet = ethernet::Header {

@@ -52,8 +52,8 @@ fn coalesced_datagrams_are_cut() {
     assert_all_back(&memory, &ledger);
 }
 
-/// Goal: a tunnelled super-packet that a kernel passed whole stays whole, and its segments are those
-/// that its sender would have made.
+/// Goal: a tunnelled super-packet that a kernel passed whole stays whole, and its segments are
+/// those that its sender would have made.
 #[test]
 fn tunnelled_super_packets_stay_whole() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -83,12 +83,26 @@ fn partial_checksums_are_recognised() {
     for (v6, tcp) in [(false, true), (false, false), (true, true), (true, false)] {
         let spec = Spec::plain(v6, tcp, pattern(100));
         let mut take = |frame: &[u8]| {
-            let (packet, _) = open_all(&mut memory, &datagram(frame), 0).remove(0).expect("a frame");
+            let (packet, _) =
+                open_all(&mut memory, &datagram(frame), 0).remove(0).expect("a frame");
             *packet.offload()
         };
         assert_eq!(take(&spec.frame()), Offload::default());
         assert_eq!(take(&spec.partial_frame()).checksum, spec.partial());
     }
+}
+
+/// Goal: what a switch judges of a packet that is neither TCP nor UDP is private, such as the
+/// target of a neighbour solicitation.
+#[test]
+fn messages_behind_the_headers_are_private() {
+    let mut memory = memory();
+    let mut frame = Spec::plain(true, false, pattern(1000)).frame();
+    frame[20] = 58;
+    let all = open_all(&mut memory, &datagram(&frame), 0);
+    let (packet, headers) = all[0].as_ref().expect("a frame");
+    assert!(headers.is_none() && packet.headers().len() > 14 + 40 + 64);
+    assert_eq!(bytes_of(packet), frame);
 }
 
 #[test]

@@ -52,15 +52,21 @@ pub fn run(data: &[u8]) {
         let mut coalescer = Coalescer::new(1);
         let mut out: Vec<Packet> = Vec::new();
         let mut total = 0;
-        decapsulate(pieces.into_iter(), NonZeroU16::new(size), vni, &mut memory, &mut |one, _| {
-            let Ok((packet, headers)) = one else { return };
-            total += packet.len() + HEADER_LEN;
-            let mut keep = |packet, ()| out.push(packet);
-            match headers {
-                Some(headers) => coalescer.receive(packet, &headers, (), &ledger, &mut keep),
-                None => keep(packet, ()),
-            }
-        });
+        decapsulate(
+            pieces.into_iter(),
+            NonZeroU16::new(size),
+            (vni, 1450),
+            &mut memory,
+            &mut |one, _| {
+                let Ok((packet, headers)) = one else { return };
+                total += packet.len() + HEADER_LEN;
+                let mut keep = |packet, ()| out.push(packet);
+                match headers {
+                    Some(headers) => coalescer.receive(packet, &headers, (), &ledger, &mut keep),
+                    None => keep(packet, ()),
+                }
+            },
+        );
         assert!(total <= bytes.len(), "frames of {total} bytes from {}", bytes.len());
         coalescer.flush(&mut |packet, ()| out.push(packet));
         for packet in out {

@@ -294,6 +294,9 @@ fn tunnel(counters: &VxlanCounters) -> Value {
         "resolved": counters.resolved,
         "too_big": counters.too_big,
         "paused": counters.paused,
+        "learned": counters.stations.learned,
+        "moved": counters.stations.moved,
+        "learn_refused": counters.stations.refused,
     })
 }
 

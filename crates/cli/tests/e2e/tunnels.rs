@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 
 use super::support::{Family, Host, Namespace, Test, batch, retry, run};
-use super::uplinks::{Machine, Network, exchange};
+use super::uplinks::{Machine, Network, exchange, remove};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = Vec::new();
@@ -49,6 +49,12 @@ fn of_host(outer: Family, number: u8) -> IpAddr {
         Family::V6 => format!("fd09::{number}"),
     };
     text.parse().expect("an address")
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        remove(&["under"]);
+    }
 }
 
 impl Other {
@@ -107,9 +113,9 @@ fn of_two(host: &mut Host, outer: Family) {
         let counters = network.port("vxlan100");
         println!("{counters}");
         let [sent, sends] = ["sent", "sends"].map(|key| count(network, "vxlan100", key));
-        assert!(sent > 4 * sends, "{sent} frames in {sends} calls");
+        assert!(sent > 2 * sends, "{sent} frames in {sends} calls");
         let [received, reads] = ["received", "reads"].map(|key| count(network, "vxlan100", key));
-        assert!(received > 4 * reads, "{received} frames in {reads} reads");
+        assert!(received > 2 * reads, "{received} frames in {reads} reads");
         let large = count(network, "vxlan100", "super_packets_in");
         assert!(large > 50, "segments are joined again: {large}");
     }
@@ -130,10 +136,13 @@ fn kernel(host: &mut Host, outer: Family) {
     let mtu = if outer == Family::V4 { 1450 } else { 1430 };
     fit(&a, mtu);
     let [local, remote] = [2, 1].map(|number| of_host(outer, number).to_string());
-    let b = Machine { namespace: other.namespace, number: 21 };
-    b.namespace.run(|| {
+    let b = Machine { namespace: Namespace::new(), number: 21 };
+    let holder = b.namespace.holder().to_string();
+    other.namespace.run(|| {
         let add = ["link", "add", "eth0", "type", "vxlan", "id", "100", "dstport", "4789"];
         run("ip", [&add[..], &["local", &local, "remote", &remote]].concat());
+        // Its tunnel stays in the namespace where it was made.
+        run("ip", ["link", "set", "eth0", "netns", &holder]);
     });
     b.configure();
     for family in Family::BOTH {
@@ -161,7 +170,9 @@ fn narrow(host: &mut Host) {
     let told =
         String::from_utf8_lossy(&told.stdout).into_owned() + &String::from_utf8_lossy(&told.stderr);
     assert!(told.contains("1450"), "{told}");
-    run("ip", ["link", "set", "under", "mtu", "1400"]);
+    let narrow = || drop(run("ip", ["link", "set", "under", "mtu", "1400"]));
+    narrow();
+    other.namespace.run(narrow);
     for family in Family::BOTH {
         exchange(&a, &b, family);
     }

@@ -194,7 +194,7 @@ fn up(host: &Host, ports: &[&str]) -> Command {
 }
 
 /// Removes interfaces of the host that exist.
-fn remove(interfaces: &[&str]) {
+pub(super) fn remove(interfaces: &[&str]) {
     for interface in interfaces {
         let _ = Command::new("ip").args(["link", "del", interface]).output();
     }

@@ -74,7 +74,7 @@ impl PortDevice {
                 Self::Uplink(Box::new(Uplink::packet(interface, mtu)?))
             }
             Attachment::Xdp(settings) => Self::Uplink(Box::new(Uplink::xdp(settings, mtu)?)),
-            Attachment::Vxlan(settings) => Self::Vxlan(Box::new(Vxlan::open(settings)?)),
+            Attachment::Vxlan(settings) => Self::Vxlan(Box::new(Vxlan::open(settings, mtu)?)),
         })
     }
 

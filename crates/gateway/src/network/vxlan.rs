@@ -81,6 +81,8 @@ const MTU_DEFAULT: u16 = 1500;
 /// The device of a VXLAN port; see the module documentation.
 pub(super) struct Vxlan {
     vni: Vni,
+    /// Largest IP packet of the network.
+    mtu: u16,
     port: u16,
     /// Where tunnels end, with port 0.
     local: SocketAddr,
@@ -125,7 +127,7 @@ enum Outcome {
 
 impl Vxlan {
     /// Opens the sockets of a port.
-    pub(super) fn open(settings: &VxlanSettings) -> Result<Self, PortError> {
+    pub(super) fn open(settings: &VxlanSettings, mtu: u16) -> Result<Self, PortError> {
         settings.check()?;
         let at = |port, error| PortError::VxlanSocket { at: settings.end(port), error };
         let open = |port| {
@@ -144,6 +146,7 @@ impl Vxlan {
         }
         Ok(Self {
             vni: settings.vni,
+            mtu,
             port: settings.port,
             local: settings.end(0),
             socket,
@@ -176,7 +179,7 @@ impl Vxlan {
     }
 
     pub(super) fn counters(&self) -> VxlanCounters {
-        self.counters
+        VxlanCounters { stations: self.remotes.counters(), ..self.counters }
     }
 
     /// The frames at the front of a burst that can be sent in one call.
@@ -355,7 +358,7 @@ impl Vxlan {
 
     /// Takes the frames out of what was read.
     fn take(&mut self, datagram: Datagram, cx: &mut Context<'_>) {
-        let Self { remotes, last, counters, coalescer, received, vni, .. } = self;
+        let Self { remotes, last, counters, coalescer, received, vni, mtu, .. } = self;
         let address = datagram.from.ip();
         let remote = match last {
             Some((known, remote)) if *known == address => *remote,
@@ -371,7 +374,7 @@ impl Vxlan {
         let (ledger, now) = (cx.ledger, cx.now);
         let mut sender = None;
         let pieces = datagram.pieces.into_iter();
-        decapsulate(pieces, datagram.gro_size, *vni, cx.memory, &mut |frame, _| {
+        decapsulate(pieces, datagram.gro_size, (*vni, *mtu), cx.memory, &mut |frame, _| {
             let (packet, headers) = match frame {
                 Ok(frame) => frame,
                 Err(reason) => return counters.refuse(reason),

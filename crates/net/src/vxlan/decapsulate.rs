@@ -9,8 +9,9 @@
 //!
 //! A kernel that passes a tunnelled super-packet by an interface which takes such packets whole
 //! (veth, virtio) delivers it to a plain UDP socket as it is: one datagram, whose inner IP length
-//! covers all of it, with the segment size where that of coalesced datagrams would be. It stays
-//! whole here, too. It has a partial checksum, and so may any other packet of that way; nothing
+//! covers all of it. It stays whole here, too. Of TCP the segment size is lost; the size that fills
+//! the MTU of the network takes its place. Of UDP it is where that of coalesced datagrams would be.
+//! Such a super-packet has a partial checksum, and so may any other packet of that way; nothing
 //! says which. So a TCP or UDP checksum that is the sum of the pseudo-header is taken for a partial
 //! one. A complete checksum has this value once in 65,536 packets: then it is computed again, from
 //! the same bytes.
@@ -47,14 +48,15 @@ pub enum Refused {
     NoMemory,
 }
 
-/// Takes the frames out of what one read returned: `len` bytes in `pieces`, at most as many pieces
-/// as a packet has; `gro_size` is the size of each coalesced datagram. Passes each frame to `each`
-/// with the headers of its TCP or UDP packet, or why there is none. The headers of a frame are
-/// private: up to the end of its TCP or UDP header, otherwise all bytes that were looked at.
+/// Takes the frames out of what one read returned: bytes in `pieces`, at most as many pieces as a
+/// packet has. `gro_size` is the size of each coalesced datagram, `mtu` the largest IP packet of
+/// the network. Passes each frame to `each` with the headers of its TCP or UDP packet, or why there
+/// is none. The headers of a frame are private: up to the end of its TCP or UDP header, otherwise
+/// all bytes that were looked at.
 pub fn decapsulate(
     pieces: impl Iterator<Item = Piece>,
     gro_size: Option<NonZeroU16>,
-    vni: Vni,
+    (vni, mtu): (Vni, u16),
     memory: &mut Memory,
     each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
 ) {
@@ -67,7 +69,7 @@ pub fn decapsulate(
     let len = whole.payload_len();
     let size = gro_size.map_or(len, |size| usize::from(size.get()));
     if len <= size {
-        return each(open(whole, vni), memory);
+        return each(open(whole, vni, mtu), memory);
     }
     if let Some(gso) = gro_size.and_then(|size| tunnelled(whole.peek_headers(), len, size)) {
         return each(open_super(whole, vni, gso), memory);
@@ -76,7 +78,7 @@ pub fn decapsulate(
     for offset in (0..len).step_by(size).take(DATAGRAMS_MAX) {
         let Some(mut part) = memory.packet() else { return each(Err(Refused::NoMemory), memory) };
         splitter.split(size.min(len - offset), &mut part);
-        each(open(part, vni), memory);
+        each(open(part, vni, mtu), memory);
     }
     if len > DATAGRAMS_MAX * size {
         each(Err(Refused::NoMemory), memory);
@@ -84,7 +86,7 @@ pub fn decapsulate(
 }
 
 /// Checks a datagram, and makes a frame of it.
-fn open(mut packet: Packet, vni: Vni) -> Result<(Packet, Option<Headers>), Refused> {
+fn open(mut packet: Packet, vni: Vni, mtu: u16) -> Result<(Packet, Option<Headers>), Refused> {
     let bytes = packet.peek_headers();
     check(bytes, vni)?;
     // Of other protocols, such as ICMPv6, a switch checks what is behind their headers.
@@ -95,9 +97,38 @@ fn open(mut packet: Packet, vni: Vni) -> Result<(Packet, Option<Headers>), Refus
     if let Some(shape) = headers.and_then(|found| Shape::of(&found, packet.headers().len()))
         && is_partial(packet.headers(), &shape, packet.payload_len())
     {
-        packet.set_offload(Offload { checksum: partial(&shape), gso: None });
+        let offload = Offload {
+            checksum: partial(&shape),
+            gso: oversized(packet.headers(), &shape, packet.payload_len(), mtu),
+        };
+        packet.set_offload(offload);
     }
     Ok((packet, headers))
+}
+
+/// The segmentation of a packet with a partial checksum that is larger than the network's MTU:
+/// a super-packet of TCP. `None` for others.
+fn oversized(frame: &[u8], shape: &Shape, payload: usize, mtu: u16) -> Option<Gso> {
+    let mtu = usize::from(mtu);
+    let is_whole = shape.stated_ip_length(frame) == shape.ip_length_field(payload);
+    if shape.ip_len(payload) <= mtu || shape.transport != Transport::Tcp || !is_whole {
+        return None;
+    }
+    let size = u16::try_from(mtu.checked_sub(shape.ip_len(0))?).ok()?;
+    Some(of_size(frame, shape, NonZeroU16::new(size)?))
+}
+
+/// The segmentation of a packet into segments of `size` bytes.
+fn of_size(frame: &[u8], shape: &Shape, size: NonZeroU16) -> Gso {
+    let (kind, ecn) = match (shape.transport, shape.version) {
+        (Transport::Udp, _) => (GsoKind::Udp, false),
+        (Transport::Tcp, version) => {
+            let flags = Flags(frame[shape.transport_at + tcp::at::FLAGS]);
+            let kind = if version == Version::V4 { GsoKind::Tcp4 } else { GsoKind::Tcp6 };
+            (kind, flags.intersects(Flags::CWR))
+        }
+    };
+    Gso { kind, size, ecn, tunnel: None }
 }
 
 /// Checks a datagram that is a tunnelled super-packet, and makes a frame of it.
@@ -133,25 +164,16 @@ fn headers(frame: &[u8]) -> Option<Headers> {
     Headers::read(frame, ethernet::HEADER_LEN).filter(|headers| headers.version == version)
 }
 
-/// The segmentation of a datagram of `len` bytes that is one super-packet of TCP, whose segments
-/// have `size` bytes. `None` for coalesced datagrams.
+/// The segmentation of a datagram of `len` bytes that is one super-packet, whose segments have
+/// `size` bytes. `None` for coalesced datagrams.
 fn tunnelled(bytes: &[u8], len: usize, size: NonZeroU16) -> Option<(Headers, Gso, Checksum)> {
     let frame = bytes.get(HEADER_LEN..)?;
     let headers = headers(frame)?;
     let shape = Shape::of(&headers, headers.end)?;
     let payload = len.checked_sub(HEADER_LEN + headers.end)?;
-    let is_whole = shape.transport == Transport::Tcp
-        && shape.stated_ip_length(frame) == shape.ip_length_field(payload)
+    let is_whole = shape.stated_ip_length(frame) == shape.ip_length_field(payload)
         && is_partial(frame, &shape, payload);
-    let kind = match shape.version {
-        Version::V4 => GsoKind::Tcp4,
-        Version::V6 => GsoKind::Tcp6,
-    };
-    is_whole.then(|| {
-        let flags = Flags(frame[shape.transport_at + tcp::at::FLAGS]);
-        let gso = Gso { kind, size, ecn: flags.intersects(Flags::CWR), tunnel: None };
-        (headers, gso, partial(&shape))
-    })
+    is_whole.then(|| (headers, of_size(frame, &shape, size), partial(&shape)))
 }
 
 /// True if the checksum field holds the sum of the pseudo-header.

@@ -1,6 +1,7 @@
 //! Counters of a VXLAN port. Plain numbers: one thread writes, reports copy.
 
 use towpath_net::vxlan::decapsulate::Refused;
+use towpath_net::vxlan::remotes::Counters;
 
 /// Counters of a VXLAN port since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct VxlanCounters {
     pub too_big: u64,
     /// Reads put off because memory was short. Nothing was lost.
     pub paused: u64,
+    /// Stations learned from remotes.
+    pub stations: Counters,
     /// Received: the sender is no known remote.
     pub unknown_remote: u64,
     /// Received: too short for the headers.

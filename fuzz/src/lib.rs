@@ -38,6 +38,7 @@ pub mod switch;
 pub mod tcp_input;
 pub mod vhost_user_message;
 pub mod virtq;
+pub mod vxlan;
 pub mod wire;
 
 /// A target's function.
@@ -62,5 +63,6 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("tcp_input", tcp_input::run),
     ("vhost_user_message", vhost_user_message::run),
     ("virtq", virtq::run),
+    ("vxlan", vxlan::run),
     ("wire", wire::run),
 ];

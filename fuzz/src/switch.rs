@@ -312,7 +312,7 @@ fn port_config(input: &mut Input<'_>) -> PortConfig {
     PortConfig {
         is_up: role < 0xe0,
         vlans,
-        role: [Role::Station, Role::Isolated, Role::Uplink][usize::from(role % 3)],
+        role: [Role::Station, Role::Isolated, Role::Uplink, Role::Tunnel][usize::from(role % 4)],
         guard,
         is_trusted: bit(5),
         storm,

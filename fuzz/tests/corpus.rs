@@ -84,6 +84,11 @@ fn vhost_user_message() {
 }
 
 #[test]
+fn vxlan() {
+    replay("vxlan");
+}
+
+#[test]
 fn wire() {
     replay("wire");
 }

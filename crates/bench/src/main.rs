@@ -17,8 +17,8 @@
 //! temporary directory, which this process creates and removes.
 //!
 //! Modules form a line, and each uses only those before it: `{cases, lab, process, say, scratch} →
-//! {ping_pong, results, system} → {flows, iperf, report} → {datagrams, plot, vm} → {events, vhost,
-//! zerocopy} → {gateway, work} → ring`.
+//! {ping_pong, results, system} → {flows, iperf, report} → {datagrams, plot, vm} → {events,
+//! tunnels, vhost, zerocopy} → {gateway, work} → ring`.
 #![deny(unsafe_code)]
 
 use std::fs::File;
@@ -59,6 +59,7 @@ mod ring;
 mod say;
 mod scratch;
 mod system;
+mod tunnels;
 mod vhost;
 mod vm;
 mod work;
@@ -89,6 +90,10 @@ mod zerocopy;
 /// `vhost` sends packets of 64 bytes and of nearly 64 KiB from one vhost-user port to another,
 /// through a switch of towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
 ///
+/// `tunnels` sends TCP between machines on two hosts that VXLAN joins, through two towpaths and
+/// through the kernel's own VXLAN devices on the same veth pair, over IPv4 and IPv6. Needs root, ip
+/// and iperf3.
+///
 /// `events` asks the HTTP server of the example `httpd`, on the event queue, beside the same server
 /// on readiness: on hosts in this process, over TAP, and on the kernel's sockets beside plain epoll
 /// and nginx. Requests per second, processor time per request, errors; also of servers that are
@@ -110,7 +115,7 @@ struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// Seconds of each measurement [default: 3; zerocopy, ring, vm, vhost, events: 1]
+    /// Seconds of each measurement [default: 3; zerocopy, ring, vm, vhost, tunnels, events: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
 
@@ -161,6 +166,8 @@ enum Bench {
     Vm,
     /// Ports for virtual machines, and DPDK's.
     Vhost,
+    /// Tunnels between hosts, and the kernel's.
+    Tunnels,
     /// Servers, transfers and reads of files by the event queue.
     Events,
 }
@@ -173,6 +180,7 @@ impl Bench {
             Self::Ring => ring::all().collect(),
             Self::Vm => vm::all().collect(),
             Self::Vhost => vhost::all().collect(),
+            Self::Tunnels => tunnels::all().collect(),
             Self::Events => events::all().collect(),
         }
     }
@@ -195,6 +203,7 @@ enum Plan {
     Ring(Timed),
     Vm(vm::Plan),
     Vhost(Timed),
+    Tunnels(Timed),
     Events(Timed),
 }
 
@@ -319,6 +328,7 @@ fn plan(arguments: &Arguments) -> Plan {
             Plan::Vm(vm::Plan { timed: timed(selection, vm::SPAN_QUICK), images })
         }
         Bench::Vhost => Plan::Vhost(timed(selection, vhost::SPAN_QUICK)),
+        Bench::Tunnels => Plan::Tunnels(timed(selection, tunnels::SPAN_QUICK)),
         Bench::Events => Plan::Events(timed(selection, events::SPAN_QUICK)),
     }
 }
@@ -345,6 +355,7 @@ fn measure(
         Plan::Ring(plan) => ring::measure(plan)?,
         Plan::Vm(plan) => vm::measure(plan, &kernel, scratch)?,
         Plan::Vhost(plan) => vhost::measure(plan, scratch)?,
+        Plan::Tunnels(plan) => tunnels::measure(plan)?,
         Plan::Events(plan) => events::measure(plan, scratch)?,
     };
     let text = match plan {

@@ -21,6 +21,7 @@ mod multicast;
 mod ping;
 mod splice;
 mod tcp;
+mod tunnel;
 mod udp;
 pub mod zerocopy;
 
@@ -29,6 +30,7 @@ pub use lent::Returns;
 pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};
+pub use tunnel::{Part, SEND_PARTS_MAX, path_mtu};
 pub use udp::{Datagram, DatagramsReceived, IpFields, Sent, UdpSocket};
 
 use crate::outside;

@@ -175,6 +175,9 @@ drop_reasons! {
     /// In: a router advertisement, a redirect, a packet to a DHCP client, or a packet that cannot
     /// be parsed that far, from a port without a router.
     RouterRefused = "router_refused",
+    /// In: a request for addresses or a router that came through a tunnel: the guest's own host
+    /// answers it.
+    ForeignRequest = "foreign_request",
     /// In: the offload fields contradict the packet.
     OffloadMalformed = "offload_malformed",
     /// In: the broadcast rate limit of the port was exceeded.

@@ -5,8 +5,8 @@
 //! `forbid(unsafe_code)`.
 //!
 //! Modules form a line; each may use only those to its left (checked by `cargo xtask tidy`):
-//! `{counters, slab} → wire → bpf → checksum → gso → {gro, fragment} → switch → random → neighbor →
-//! pmtu_mode → tcp → stack → socket → engine`.
+//! `{counters, slab} → wire → bpf → checksum → gso → {gro, fragment} → {switch, vxlan} → random →
+//! neighbor → pmtu_mode → tcp → stack → socket → engine`.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,7 @@ pub mod socket;
 pub mod stack;
 pub mod switch;
 pub mod tcp;
+pub mod vxlan;
 pub mod wire;
 
 pub use towpath_packet::time;

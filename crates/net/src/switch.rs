@@ -302,6 +302,12 @@ impl Switch {
         self.ports.ids()
     }
 
+    /// How many times a station was added, has moved or was removed: while it is the same, so are
+    /// the stations, except those whose time is over.
+    pub fn station_changes(&self) -> u64 {
+        self.fdb.changes()
+    }
+
     /// All known stations, in no order. Walks the table; for reports.
     pub fn stations(&self, now: Instant) -> impl Iterator<Item = Station> + '_ {
         self.fdb.iter(now).map(|(mac, vid, entry)| Station {

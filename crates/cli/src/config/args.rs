@@ -25,6 +25,7 @@ pub(crate) use machine::{DaemonArguments, MachineArguments};
 pub(crate) use native::NativeArguments;
 pub(crate) use policy::{PolicyAction, PolicyArguments};
 pub(crate) use publish::PublishArguments;
+pub(crate) use remote::RemoteArguments;
 pub(crate) use stats::StatsArguments;
 pub(crate) use top::TopArguments;
 pub(crate) use uplinks::{PortUplink, UplinkArguments};
@@ -41,6 +42,7 @@ mod machine;
 mod native;
 mod policy;
 mod publish;
+mod remote;
 mod stats;
 mod top;
 mod uplinks;
@@ -64,6 +66,7 @@ pub(crate) enum Action {
     Port(PortArguments),
     Workers(WorkersArguments),
     Lease(LeaseArguments),
+    Remote(RemoteArguments),
     Publish(PublishArguments),
     Policy(PolicyArguments),
     Capture(CaptureArguments),
@@ -281,7 +284,7 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// List the ports, leases or published ports of running instances.
+/// List the ports, leases, published ports or remotes of running instances.
 ///
 /// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
 /// port, `connected` or `disconnected` (of an interface: up or down), queued packets and queue
@@ -289,7 +292,9 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 /// a leased address: PID, address, seconds left, MAC address, port, name, and `static` for a static
 /// lease. Static leases that are not taken follow; their `seconds` are null in JSON. With
 /// `published`, each line is a port or a range of ports of the host, with the machine and port that
-/// it leads to; `program` is the program of a `towpath run` or `towpath attach`.
+/// it leads to; `program` is the program of a `towpath run` or `towpath attach`. With `remotes`,
+/// each line is a remote of a VXLAN port, or a station behind one, and where that comes from:
+/// `static`, `pushed` or `learned`.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {
@@ -311,6 +316,7 @@ pub(crate) enum LsWhat {
     Ports,
     Leases,
     Published,
+    Remotes,
 }
 
 /// Add or remove a static lease of a running network.
@@ -342,8 +348,9 @@ pub(crate) enum AddOrDel {
 
 /// Add, remove or change a port of a running network.
 ///
-/// `add` creates a port with one of --vhost-user, --vhost-user-client, --stream, --tap, --packet
-/// and --xdp; `del` removes it; `set` changes it while packets flow. Settings are pairs of words:
+/// `add` creates a port with one of --vhost-user, --vhost-user-client, --stream, --tap, --packet,
+/// --xdp and --vxlan; `del` removes it; `set` changes it while packets flow. Settings are pairs of
+/// words:
 ///
 /// `queue-len N`: queue length in packets. `isolated yes|no`: whether the port reaches only the
 /// gateway and interfaces of the host. `vlan N`: access port, the VLAN of its untagged frames.

@@ -193,6 +193,10 @@ impl NetFile {
         };
         let defaults = file.ports.after(given);
         let mut made = Vec::new();
+        if let Some(vxlan) = fields.fields("vxlan")? {
+            let at = vxlan.path().to_owned();
+            made.push((at, operations::vxlan(vxlan, &defaults)?));
+        }
         for mut port in fields.all("port")? {
             let at = port.path().to_owned();
             let name =

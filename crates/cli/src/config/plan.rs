@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
-use towpath_gateway::config::Config;
+use towpath_gateway::config::{Config, MTU_MIN};
 use towpath_gateway::control::fields::Fields;
 use towpath_gateway::control::operations;
 use towpath_gateway::flows::StartError;
@@ -85,6 +85,8 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
             operations.push((at, Operation::Ports(change)));
         }
     }
+    let mtu = arguments.gateway.mtu.or(file.mtu);
+    arguments.gateway.mtu = mtu.or_else(|| tunnel_mtu(&operations));
     let has_policy = |operation: &Operation| match operation {
         Operation::Add { settings, .. } => settings.egress.is_some(),
         _ => false,
@@ -159,7 +161,23 @@ fn ports(
         };
         given.push((option, name, attachment));
     }
-    Ok(given.into_iter().map(operation).collect())
+    let mut made: Vec<_> = given.into_iter().map(operation).collect();
+    for (vxlan, vlan) in &arguments.uplinks.vxlan {
+        made.push((
+            format!("option --vxlan {vxlan}"),
+            operations::tunnel(vxlan.clone(), *vlan, &settings),
+        ));
+    }
+    Ok(made)
+}
+
+/// Returns the largest MTU of the network at which its packets pass to all remotes.
+fn tunnel_mtu(operations: &[(String, Operation)]) -> Option<u16> {
+    let tunnels = operations.iter().filter_map(|(_, operation)| match operation {
+        Operation::Add { attachment: Attachment::Vxlan(settings), .. } => Some(settings),
+        _ => None,
+    });
+    tunnels.map(|settings| settings.inner_mtu().max(MTU_MIN)).min()
 }
 
 /// Returns a path with the first number from 1 on for which no process listens there, in place of
@@ -322,6 +340,7 @@ impl Plan {
                 Operation::Del(_)
                 | Operation::Set(..)
                 | Operation::DelLease(_)
+                | Operation::Remote(..)
                 | Operation::Workers(_)
                 | Operation::Ports(PortChange::Unpublish(..)) => {}
             }

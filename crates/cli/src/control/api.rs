@@ -2,9 +2,10 @@
 //!
 //! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
-//! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
-//! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`]. `DELETE` of
-//! [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a policy; see
+//! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`REMOTES`], [`PUBLISHED`], [`STATS`],
+//! [`FLOWS`] and [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see
+//! [`operations`]. `DELETE` of [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a
+//! policy; see
 //! [`egress`](towpath_gateway::control::egress).
 
 use std::os::fd::OwnedFd;
@@ -17,7 +18,7 @@ use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::flows::{FlowPage, FlowQuery};
 use towpath_gateway::native::Link;
 use towpath_gateway::network::{
-    Attachment, DeviceReport, Network, Operation, PortReport, TransactionError,
+    Attachment, DeviceReport, Network, Operation, PortReport, TransactionError, VxlanCounters,
 };
 use towpath_gateway::report::Report;
 use towpath_gateway::services::{Guest, Services};
@@ -30,11 +31,13 @@ use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
 use crate::control::policy::{self, EGRESS};
 use crate::control::published::{self, Publishing, TRANSACTION};
+use crate::control::remotes;
 
 pub(crate) const NETWORK: &str = "/v1/network";
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";
 pub(crate) const PUBLISHED: &str = "/v1/published";
+pub(crate) const REMOTES: &str = "/v1/remotes";
 pub(crate) const STATS: &str = "/v1/stats";
 pub(crate) const METRICS: &str = "/metrics";
 
@@ -76,16 +79,18 @@ pub(crate) fn answer(
             Response::metrics(metrics::text(&worker.report(), Some(&network)))
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
+        ("GET", REMOTES) => Response::json(200, &remotes::list(worker)),
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
         ("POST", TRANSACTION) => transaction(worker, request.body, file),
         ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
         (
             _,
-            NETWORK | PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS,
+            NETWORK | PORTS | LEASES | REMOTES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION
+            | EGRESS,
         ) => wrong_method(request, &format!("GET to read, or POST {TRANSACTION}")),
         _ => unknown_path(
             request,
-            &[NETWORK, PORTS, LEASES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION],
+            &[NETWORK, PORTS, LEASES, REMOTES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION],
         ),
     }
 }
@@ -192,6 +197,7 @@ fn port(report: &PortReport) -> Value {
         Attachment::TapFd(_) => ("tap-fd", "".into()),
         Attachment::Packet(interface) => ("packet", interface.into()),
         Attachment::Xdp(settings) => ("xdp", settings.to_string().into()),
+        Attachment::Vxlan(settings) => ("vxlan", settings.to_string().into()),
     };
     let settings = &report.settings;
     let mut object = json!({
@@ -299,7 +305,12 @@ fn figures(worker: &Worker<Network>) -> Value {
     let with_device = |port: &PortReport| {
         let mut object = counters(&port.counters);
         object["worker"] = port.worker.into();
-        object["dropped"]["device"] = port.device.dropped().into();
+        for (reason, count) in port.device.drops() {
+            object["dropped"][reason] = count.into();
+        }
+        if let DeviceReport::Vxlan(counters) = &port.device {
+            object["vxlan"] = tunnel(counters);
+        }
         if let Some((packets, recalled)) = port.device.lent() {
             object["lent"] = json!({ "packets": packets, "recalled": recalled });
         }
@@ -315,6 +326,23 @@ fn figures(worker: &Worker<Network>) -> Value {
         object["gateway"]["dropped"]["no_memory"] = network.gateway_no_memory.into();
     }
     object
+}
+
+fn tunnel(counters: &VxlanCounters) -> Value {
+    json!({
+        "reads": counters.reads,
+        "received": counters.received,
+        "received_bytes": counters.received_bytes,
+        "sends": counters.sends,
+        "sent": counters.sent,
+        "sent_bytes": counters.sent_bytes,
+        "resolved": counters.resolved,
+        "too_big": counters.too_big,
+        "paused": counters.paused,
+        "learned": counters.stations.learned,
+        "moved": counters.stations.moved,
+        "learn_refused": counters.stations.refused,
+    })
 }
 
 fn counters(counters: &PortCounters) -> Value {

@@ -173,6 +173,7 @@ fn ports(out: &mut String, network: &NetworkReport) {
         Attachment::Tap(_) => "tap",
         Attachment::Packet(_) => "packet",
         Attachment::Xdp(_) => "xdp",
+        Attachment::Vxlan(_) => "vxlan",
     };
     let label = |name: &str, kind: &str| format!("port=\"{name}\",attachment=\"{kind}\"");
     let of_ports = network
@@ -208,7 +209,9 @@ fn ports(out: &mut String, network: &NetworkReport) {
         }
     }
     for (port, (label, _)) in network.ports.iter().zip(&all) {
-        dropped.add(&format!("{label},reason=\"device\""), port.device.dropped());
+        for (reason, count) in port.device.drops() {
+            dropped.add(&format!("{label},reason=\"{reason}\""), count);
+        }
     }
     guests(out, network, &all);
 }

@@ -13,4 +13,5 @@ pub(crate) mod policy;
 pub(crate) mod port_socket;
 pub(crate) mod ports;
 pub(crate) mod published;
+pub(crate) mod remotes;
 pub(crate) mod socket;

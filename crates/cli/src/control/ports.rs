@@ -17,6 +17,7 @@ use crate::config::args::{
 use crate::config::{policy_file, settings};
 use crate::control::api;
 use crate::control::ask::{self, plain};
+use crate::control::remotes;
 use crate::control::{instances, published};
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
@@ -42,6 +43,9 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
     for (pid, path, ports) in networks {
         let (answer, list, line): (_, _, fn(i32, &Value) -> String) = match arguments.what {
             LsWhat::Ports => (ports, "ports", port_line),
+            LsWhat::Remotes => {
+                (ask::ask(&path, "GET", api::REMOTES, None)?, "remotes", remotes::line)
+            }
             _ => (ask::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
         };
         let mut listed = answer[list].as_array().cloned().unwrap_or_default();
@@ -170,7 +174,7 @@ fn no_instance(guest: &str) -> String {
 }
 
 /// Sends operations to an instance, which makes all or none.
-fn perform(operations: Vec<Value>, path: &Path) -> Result<Ending, Failure> {
+pub(crate) fn perform(operations: Vec<Value>, path: &Path) -> Result<Ending, Failure> {
     let body = json!({ "operations": operations });
     ask::ask(path, "POST", published::TRANSACTION, Some(&body))?;
     Ok(Ending::Code(0))
@@ -255,6 +259,9 @@ fn operation(name: &str, arguments: &PortArguments) -> Result<Value, String> {
     }
     if let Some(settings) = &uplink.xdp {
         operation["xdp"] = settings.to_string().into();
+    }
+    if let Some(settings) = &uplink.vxlan {
+        operation["vxlan"] = settings.to_string().into();
     }
     let (pairs, rest) = settings.as_chunks::<2>();
     if let [setting] = rest {

@@ -158,7 +158,8 @@ fn duties(plan: &Plan, control: Vec<(PathBuf, u64)>) -> Duties {
             Attachment::Tap(_)
             | Attachment::TapFd(_)
             | Attachment::VhostUserFd(_)
-            | Attachment::StreamFd(_) => {}
+            | Attachment::StreamFd(_)
+            | Attachment::Vxlan(_) => {}
             Attachment::Packet(interface) | Attachment::Xdp(XdpSettings { interface, .. }) => {
                 uplinks.push(interface.clone());
             }

@@ -25,6 +25,7 @@ mod support;
 mod taps;
 mod trace;
 mod transfer;
+mod tunnels;
 mod udp;
 mod uplinks;
 mod urgent;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         taps::tests(),
         cni::tests(),
         uplinks::tests(),
+        tunnels::tests(),
         options::tests(),
         soak::tests(),
     ]

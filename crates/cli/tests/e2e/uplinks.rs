@@ -37,9 +37,9 @@ const TRANSFER: u64 = 16 << 20;
 const PORT: u16 = 7;
 
 /// A namespace with an interface.
-struct Machine {
-    namespace: Namespace,
-    number: u8,
+pub(super) struct Machine {
+    pub(super) namespace: Namespace,
+    pub(super) number: u8,
 }
 
 impl Machine {
@@ -55,7 +55,7 @@ impl Machine {
     }
 
     /// Makes a machine that has the TAP device of a port.
-    fn with(device: &str, number: u8) -> Self {
+    pub(super) fn with(device: &str, number: u8) -> Self {
         let machine = Self { namespace: Namespace::new(), number };
         run(
             "ip",
@@ -73,7 +73,7 @@ impl Machine {
         machine
     }
 
-    fn configure(&self) {
+    pub(super) fn configure(&self) {
         let (v4, v6) = (self.address(Family::V4), self.address(Family::V6));
         self.namespace.run(|| {
             batch(&format!(
@@ -89,7 +89,7 @@ impl Machine {
         self.namespace.run(|| run("ethtool", ["-K", "eth0", "tx", "off"]));
     }
 
-    fn address(&self, family: Family) -> IpAddr {
+    pub(super) fn address(&self, family: Family) -> IpAddr {
         let number = self.number;
         let text = match family {
             Family::V4 => format!("10.0.2.{number}"),
@@ -99,13 +99,13 @@ impl Machine {
     }
 
     /// Starts one of the tests' own programs.
-    fn start(&self, role: &str, arguments: &[&str]) -> Process {
+    pub(super) fn start(&self, role: &str, arguments: &[&str]) -> Process {
         let namespace = format!("--net=/proc/{}/ns/net", self.namespace.holder());
         let role = inside(role, arguments);
         Process::start(command("nsenter", [namespace.into()].into_iter().chain(role)))
     }
 
-    fn ping(&self, address: impl ToString) {
+    pub(super) fn ping(&self, address: impl ToString) {
         let ping = ["-c", "3", "-i", "0.1", "-W", "60", "-q", &address.to_string()];
         let ping = self.namespace.run(|| run("ping", ping));
         assert!(ping.contains(" 3 received"), "{ping}");
@@ -113,7 +113,7 @@ impl Machine {
 }
 
 /// A running network.
-struct Network<'a> {
+pub(super) struct Network<'a> {
     process: Process,
     host: &'a Host,
 }
@@ -127,7 +127,7 @@ impl<'a> Network<'a> {
     }
 
     /// Starts a network with further arguments and a TAP device, perhaps in another namespace.
-    fn start_in(
+    pub(super) fn start_in(
         host: &'a Host,
         namespace: Option<&Namespace>,
         arguments: &[String],
@@ -151,8 +151,15 @@ impl<'a> Network<'a> {
         network
     }
 
+    /// Starts a network with these ports and a TAP device.
+    pub(super) fn start_of(host: &'a Host, ports: &[String], tap: &str) -> Self {
+        let tap = format!("--tap={tap}");
+        let ports: Vec<&str> = ports.iter().map(String::as_str).chain([tap.as_str()]).collect();
+        Self::start(host, &ports)
+    }
+
     /// Runs another command of towpath about this network.
-    fn run(&self, arguments: &[&str]) -> String {
+    pub(super) fn run(&self, arguments: &[&str]) -> String {
         let mut command = Command::new(TOWPATH);
         let pid = self.process.pid().to_string();
         command.args(arguments).args(["--pid", &pid]).env("XDG_RUNTIME_DIR", self.host.file(""));
@@ -165,7 +172,7 @@ impl<'a> Network<'a> {
     }
 
     /// Returns the counters of a port.
-    fn port(&self, name: &str) -> Value {
+    pub(super) fn port(&self, name: &str) -> Value {
         let mut command = Command::new(TOWPATH);
         command.args(["stats", "--json", &self.process.pid().to_string()]);
         command.env("XDG_RUNTIME_DIR", self.host.file(""));
@@ -174,7 +181,7 @@ impl<'a> Network<'a> {
         stats["ports"][name].clone()
     }
 
-    fn end(self) {
+    pub(super) fn end(self) {
         self.process.signal(Signal::INT);
         self.process.finish().success();
     }
@@ -187,13 +194,13 @@ fn up(host: &Host, ports: &[&str]) -> Command {
 }
 
 /// Removes interfaces of the host that exist.
-fn remove(interfaces: &[&str]) {
+pub(super) fn remove(interfaces: &[&str]) {
     for interface in interfaces {
         let _ = Command::new("ip").args(["link", "del", interface]).output();
     }
 }
 
-fn exchange(from: &Machine, to: &Machine, family: Family) {
+pub(super) fn exchange(from: &Machine, to: &Machine, family: Family) {
     let address = to.address(family);
     from.ping(address);
     let mut server = to.start("echo-server", &[&PORT.to_string()]);

@@ -33,12 +33,15 @@ use serde_json::Value;
 use towpath_io::namespace::listening::ephemeral_ports;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
+use towpath_net::vxlan::{VNI_MAX, Vni, remotes};
 
 use super::egress;
 use super::fields::{Fields, Wrong};
 use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX};
 use crate::egress::policy::Policy;
-use crate::network::{Attachment, Change, Operation, PassedTap, PortSettings, QUEUE_LEN_MAX};
+use crate::network::{
+    Attachment, Change, Operation, PassedTap, PortSettings, QUEUE_LEN_MAX, VxlanSettings,
+};
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
 
@@ -97,6 +100,10 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         let guest = guest(&mut lease)?;
         lease.finish()?;
         Operation::DelLease(guest)
+    } else if let Some(remote) = fields.fields("add-remote")? {
+        added_remote(remote)?
+    } else if let Some(remote) = fields.fields("del-remote")? {
+        removed_remote(remote)?
     } else if let Some(guest) = fields.parsed_by("publish", |text| Ok(Target::guest(text)))? {
         let existing = match fields.yes_or_no("if-absent")? {
             Some(true) => Existing::Keep,
@@ -113,7 +120,8 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         Operation::Workers(count as usize)
     } else {
         return Err(fields.all_wrong(
-            "expected one of add, del, set, add-lease, del-lease, publish, unpublish and workers",
+            "expected one of add, del, set, add-lease, del-lease, add-remote, del-remote, publish, \
+             unpublish and workers",
         ));
     };
     fields.finish()?;
@@ -144,16 +152,85 @@ fn attachment(name: &str, fields: &mut Fields) -> Result<Attachment, Wrong> {
         ("tap-fd", is_passed.then(|| Attachment::TapFd(PassedTap::default()))),
         ("packet", fields.text("packet")?.map(Attachment::Packet)),
         ("xdp", fields.parsed("xdp")?.map(Attachment::Xdp)),
+        ("vxlan", fields.parsed("vxlan")?.map(Attachment::Vxlan)),
     ];
     let given = given(&all.each_ref().map(|(kind, found)| (*kind, found.is_some())));
     let mut found = all.into_iter().filter_map(|(_, found)| found);
     match (found.next(), found.next()) {
         (Some(attachment), None) => Ok(attachment),
         _ => Err(fields.all_wrong(format!(
-            "port '{name}': expected one of vhost-user, vhost-user-client, stream, tap, \
-             tap-fd, packet and xdp, got {given}"
+            "port '{name}': expected one of vhost-user, vhost-user-client, stream, tap, \\
+             tap-fd, packet, xdp and vxlan, got {given}"
         ))),
     }
+}
+
+/// Parses the table of a VXLAN port; `defaults` supplies absent settings.
+pub fn vxlan(mut fields: Fields, defaults: &PortSettings) -> Result<Operation, Wrong> {
+    let vni = fields.number("vni", 0, VNI_MAX.into())?.and_then(|vni| Vni::new(vni as u32));
+    let vni = vni.ok_or_else(|| fields.all_wrong("the table has no 'vni'"))?;
+    let mut settings = VxlanSettings::new(vni);
+    settings.local = fields.parsed("local")?;
+    settings.remotes = fields.list("remotes")?;
+    if let Some(port) = fields.number("port", 1, u16::MAX.into())? {
+        settings.port = port as u16;
+    }
+    settings.is_learning = fields.yes_or_no("learn")?.unwrap_or(settings.is_learning);
+    let vlan = fields.number("vlan", 1, VLAN_MAX)?.and_then(|vid| Vid::new(vid as u16));
+    settings.check().map_err(|error| fields.all_wrong(error.to_string()))?;
+    fields.finish()?;
+    Ok(tunnel(settings, vlan, defaults))
+}
+
+/// Returns the operation that adds a VXLAN port, named `vxlanVNI`.
+pub fn tunnel(vxlan: VxlanSettings, vlan: Option<Vid>, defaults: &PortSettings) -> Operation {
+    let name = format!("vxlan{}", vxlan.vni);
+    let attachment = Attachment::Vxlan(vxlan);
+    let mut settings = defaults.clone().for_device(&attachment);
+    if let Some(vid) = vlan {
+        settings.vlans = PortVlans::Access(vid);
+    }
+    Operation::Add { name, attachment, settings }
+}
+
+/// Parses a remote to add to a VXLAN port: to its flood list, with a station behind it, or an
+/// address of a station.
+fn added_remote(mut fields: Fields) -> Result<Operation, Wrong> {
+    let port = remote_port(&mut fields)?;
+    let (mac, remote, address) =
+        (fields.parsed("mac")?, fields.parsed("remote")?, fields.parsed("address")?);
+    let change = match (mac, remote, address) {
+        (None, Some(remote), None) => remotes::Change::AddFlood(remote),
+        (Some(mac), Some(remote), None) => remotes::Change::AddStation { mac, remote },
+        (Some(mac), None, Some(address)) => remotes::Change::AddAddress { address, mac },
+        _ => {
+            return Err(
+                fields.all_wrong("expected 'remote', 'remote' and 'mac', or 'mac' and 'address'")
+            );
+        }
+    };
+    fields.finish()?;
+    Ok(Operation::Remote(port, change))
+}
+
+/// Parses what to remove from the remotes of a VXLAN port.
+fn removed_remote(mut fields: Fields) -> Result<Operation, Wrong> {
+    let port = remote_port(&mut fields)?;
+    let (mac, remote, address) =
+        (fields.parsed("mac")?, fields.parsed("remote")?, fields.parsed("address")?);
+    let change = match (mac, remote, address) {
+        (None, Some(remote), None) => remotes::Change::DelFlood(remote),
+        (Some(mac), None, None) => remotes::Change::DelStation(mac),
+        (None, None, Some(address)) => remotes::Change::DelAddress(address),
+        _ => return Err(fields.all_wrong("expected one of 'remote', 'mac' and 'address'")),
+    };
+    fields.finish()?;
+    Ok(Operation::Remote(port, change))
+}
+
+fn remote_port(fields: &mut Fields) -> Result<String, Wrong> {
+    let port = fields.text("port")?;
+    port.ok_or_else(|| fields.all_wrong("'port', the name of a VXLAN port, is missing"))
 }
 
 /// Parses a static lease.
@@ -386,7 +463,7 @@ mod tests {
             (json!([]), "expected an object, got a list"),
             (json!({}), "one of add, del, set"),
             (json!({ "add": "a" }), "port 'a': expected one of vhost-user, vhost-user-client"),
-            (json!({ "add": "a" }), "packet and xdp, got none"),
+            (json!({ "add": "a" }), "packet, xdp and vxlan, got none"),
             (json!({ "add": "a", "tap": true, "stream": "/x" }), "got stream and tap"),
             (json!({ "add": "a", "vhost-user": "/x", "vhost-user-client": "/x" }), "one of"),
             (json!({ "add": "a", "stream": "x" }), "'stream': the path 'x' is not absolute"),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,9 +18,11 @@ use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{
     self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role, StormRates,
 };
+use towpath_net::vxlan::remotes::ChangeError;
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::CAPACITY_MAX;
 
+use super::vxlan::{InvalidVxlan, VxlanSettings};
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
 use crate::egress::policy::Policy;
@@ -41,6 +43,9 @@ pub const QUEUE_LEN_MAX: usize = CAPACITY_MAX;
 pub const BUSY_POLL: Duration = Duration::from_micros(50);
 /// Longest time to busy-poll: others that wait for the processor may notice it.
 pub const BUSY_POLL_MAX: Duration = Duration::from_millis(1);
+
+/// A tunnel's share of the address table: the stations of many other hosts.
+const ADDRESSES_PER_TUNNEL: u32 = 2048;
 
 /// Offset in an IPv4 network of the first address that is leased: after that of `towpath run`.
 const LEASED_FROM: u32 = 16;
@@ -88,12 +93,24 @@ pub enum Attachment {
     Packet(String),
     /// A queue of an interface in the network namespace of this process, through an AF_XDP socket.
     Xdp(XdpSettings),
+    /// Other hosts, through UDP datagrams (VXLAN).
+    Vxlan(VxlanSettings),
 }
 
 impl Attachment {
     /// True for an interface of the host: other networks are behind it.
     pub fn is_uplink(&self) -> bool {
         matches!(self, Self::Packet(_) | Self::Xdp(_))
+    }
+
+    /// True for a way to other hosts, which share the network.
+    pub fn is_tunnel(&self) -> bool {
+        matches!(self, Self::Vxlan(_))
+    }
+
+    /// Returns the port's share of the switch's address table.
+    pub(super) fn addresses_max(&self) -> u32 {
+        if self.is_tunnel() { ADDRESSES_PER_TUNNEL } else { ADDRESSES_PER_PORT }
     }
 }
 
@@ -109,6 +126,7 @@ impl fmt::Display for Attachment {
             Self::TapFd(_) => f.write_str("tap-fd"),
             Self::Packet(interface) => write!(f, "packet {interface}"),
             Self::Xdp(settings) => write!(f, "xdp {settings}"),
+            Self::Vxlan(settings) => write!(f, "vxlan {settings}"),
         }
     }
 }
@@ -166,10 +184,10 @@ pub struct PortSettings {
 }
 
 impl PortSettings {
-    /// Returns these defaults for a port with this device: an uplink is not isolated, because it
-    /// is what isolated ports reach.
+    /// Returns these defaults for a port with this device: uplinks and tunnels are not isolated,
+    /// because they are what isolated ports reach.
     pub fn for_device(mut self, attachment: &Attachment) -> Self {
-        if attachment.is_uplink() {
+        if attachment.is_uplink() || attachment.is_tunnel() {
             self.role = Role::Station;
         }
         self
@@ -246,6 +264,29 @@ pub enum PortError {
          --egress, --allow or --deny, or with a policy of a port in its file"
     )]
     NoEgress,
+    /// The MTU of a VXLAN port was to be set.
+    #[error(
+        "the MTU of a VXLAN port is that of the path to each remote; leave out mtu, and set that \
+         of the network"
+    )]
+    TunnelMtu,
+    /// The settings of a VXLAN port are wrong.
+    #[error(transparent)]
+    Vxlan(#[from] InvalidVxlan),
+    /// A socket of a VXLAN port could not be opened.
+    #[error("cannot open a UDP socket at {at} for VXLAN: {error}")]
+    VxlanSocket {
+        /// The local address and port.
+        at: SocketAddr,
+        /// The error.
+        error: io::Error,
+    },
+    /// A remote of a VXLAN port, or a station behind one, could not be changed.
+    #[error(transparent)]
+    Remote(#[from] ChangeError),
+    /// The port has no remotes.
+    #[error("port '{0}' is no VXLAN port, so it has no remotes")]
+    NoRemotes(String),
     /// A queue cannot have this length.
     #[error("a queue of {0} packets is out of range; expected 1 to {QUEUE_LEN_MAX}")]
     QueueLen(usize),
@@ -369,16 +410,20 @@ pub fn check_port(
 ) -> Result<(), PortError> {
     check_name(name)?;
     check_mtu(attachment, settings)?;
+    if let Attachment::Vxlan(settings) = attachment {
+        settings.check()?;
+    }
     check_queue_len(settings.queue_len)
 }
 
 /// Checks that a port with this device may have the MTU of its settings.
 ///
 /// # Errors
-/// [`PortError::UplinkMtu`].
+/// [`PortError::UplinkMtu`], [`PortError::TunnelMtu`].
 pub(super) fn check_mtu(attachment: &Attachment, settings: &PortSettings) -> Result<(), PortError> {
     match settings.mtu {
         Some(_) if attachment.is_uplink() => Err(PortError::UplinkMtu),
+        Some(_) if attachment.is_tunnel() => Err(PortError::TunnelMtu),
         _ => Ok(()),
     }
 }

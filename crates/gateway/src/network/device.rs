@@ -13,6 +13,7 @@ use towpath_packet::{Burst, Caps, Context, Device, Input};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::DeviceReport;
+use super::vxlan::Vxlan;
 
 /// The device of a port. As a [`Device`], it is the driver of all its queues together.
 pub(super) enum PortDevice {
@@ -20,6 +21,7 @@ pub(super) enum PortDevice {
     Stream(Box<StreamPort>),
     Tap(Box<Tap>),
     Uplink(Box<Uplink>),
+    Vxlan(Box<Vxlan>),
 }
 
 /// Evaluates an expression for the device of whichever kind.
@@ -30,6 +32,7 @@ macro_rules! each {
             PortDevice::Stream($device) => $result,
             PortDevice::Tap($device) => $result,
             PortDevice::Uplink($device) => $result,
+            PortDevice::Vxlan($device) => $result,
         }
     };
 }
@@ -81,6 +84,7 @@ impl PortDevice {
                 Self::Uplink(Box::new(Uplink::packet(interface, mtu)?))
             }
             Attachment::Xdp(settings) => Self::Uplink(Box::new(Uplink::xdp(settings, mtu)?)),
+            Attachment::Vxlan(settings) => Self::Vxlan(Box::new(Vxlan::open(settings, mtu)?)),
         })
     }
 
@@ -94,7 +98,7 @@ impl PortDevice {
     pub(super) fn queue_count(&self, settings: &PortSettings) -> u16 {
         match self {
             Self::VhostUser(_) => settings.pairs,
-            Self::Stream(_) | Self::Tap(_) | Self::Uplink(_) => 1,
+            Self::Stream(_) | Self::Tap(_) | Self::Uplink(_) | Self::Vxlan(_) => 1,
         }
     }
 
@@ -102,7 +106,7 @@ impl PortDevice {
     pub(super) fn open_queues(&self) -> PairSet {
         match self {
             Self::VhostUser(device) => device.open_pairs(),
-            Self::Stream(_) | Self::Tap(_) | Self::Uplink(_) => PairSet::FIRST,
+            Self::Stream(_) | Self::Tap(_) | Self::Uplink(_) | Self::Vxlan(_) => PairSet::FIRST,
         }
     }
 
@@ -121,17 +125,18 @@ impl PortDevice {
             Self::Stream(device) => Ok(device.transmit(burst, cx)?),
             Self::Tap(device) => Ok(device.transmit(burst, cx)?),
             Self::Uplink(device) => Ok(device.transmit(burst, cx)?),
+            Self::Vxlan(device) => device.transmit(burst, cx),
         }
     }
 
     /// Sets the largest IP packet that it takes from the switch. An uplink has that of its
-    /// interface.
+    /// interface, a tunnel those of its paths.
     pub(super) fn set_mtu(&mut self, mtu: u16) {
         match self {
             Self::VhostUser(device) => device.set_mtu(mtu),
             Self::Stream(device) => device.set_mtu(mtu),
             Self::Tap(device) => device.set_mtu(mtu),
-            Self::Uplink(_) => {}
+            Self::Uplink(_) | Self::Vxlan(_) => {}
         }
     }
 
@@ -143,13 +148,13 @@ impl PortDevice {
         match self {
             Self::VhostUser(device) => Ok(device.set_link(is_up)?),
             Self::Tap(device) => Ok(device.set_carrier(is_up)?),
-            Self::Stream(_) | Self::Uplink(_) => Ok(()),
+            Self::Stream(_) | Self::Uplink(_) | Self::Vxlan(_) => Ok(()),
         }
     }
 
     /// Returns true if the file reports when a full device takes packets again.
     pub(super) fn reports_room(&self) -> bool {
-        !matches!(self, Self::Tap(_) | Self::Uplink(_))
+        !matches!(self, Self::Tap(_) | Self::Uplink(_) | Self::Vxlan(_))
     }
 
     /// Returns true if a guest is connected.
@@ -157,7 +162,7 @@ impl PortDevice {
         match self {
             Self::VhostUser(device) => device.is_connected(),
             Self::Stream(device) => device.is_connected(),
-            Self::Tap(_) => true,
+            Self::Tap(_) | Self::Vxlan(_) => true,
             Self::Uplink(device) => device.is_up(),
         }
     }
@@ -171,7 +176,7 @@ impl PortDevice {
                 (counters.sessions - counters.link_down, counters.requests > 0)
             }
             Self::Stream(device) => (device.sessions().0, device.counters().received.bytes > 0),
-            Self::Tap(_) | Self::Uplink(_) => return false,
+            Self::Tap(_) | Self::Uplink(_) | Self::Vxlan(_) => return false,
         };
         sessions > self.is_connected().into() && (has_spoken || !is_listening)
     }
@@ -189,7 +194,7 @@ impl PortDevice {
                     tell(&event)
                 }
             }
-            Self::Stream(_) | Self::Tap(_) => {}
+            Self::Stream(_) | Self::Tap(_) | Self::Vxlan(_) => {}
         }
     }
 
@@ -205,6 +210,7 @@ impl PortDevice {
             }
             Self::Tap(device) => DeviceReport::Tap(*device.counters()),
             Self::Uplink(device) => DeviceReport::Uplink(device.counters(), device.way()),
+            Self::Vxlan(device) => DeviceReport::Vxlan(device.counters()),
         }
     }
 }

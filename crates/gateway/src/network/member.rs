@@ -63,12 +63,14 @@ pub(super) fn switch_config(
         vlans: settings.vlans.clone(),
         role: match settings.role {
             Role::Station if attachment.is_uplink() => Role::Uplink,
+            Role::Station if attachment.is_tunnel() => Role::Tunnel,
             role => role,
         },
         guard: settings.guard.clone(),
         respects_owners: true,
         is_router: settings.is_router,
         storm: settings.storm,
+        addresses_max: attachment.addresses_max(),
         ..switch::PortConfig::new(caps)
     }
 }

@@ -41,11 +41,13 @@ mod outputs;
 mod port;
 mod ports;
 mod queue;
+mod remotes;
 mod report;
 mod senders;
 mod several;
 mod share;
 mod transaction;
+mod vxlan;
 mod workers;
 
 pub use config::{
@@ -54,8 +56,10 @@ pub use config::{
     gateway_addresses, services_config,
 };
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
+pub use remotes::{Busy, CHANGES_MAX, ControlEvent, ControlPlane, EVENTS_MAX, PortRemotes};
 pub use report::{DeviceReport, NetworkReport, PortReport};
 pub use transaction::{Change, Operation, OperationError, TransactionError};
+pub use vxlan::{InvalidVxlan, VxlanCounters, VxlanSettings};
 pub use workers::WorkersError;
 
 use std::fmt::Display;
@@ -85,6 +89,7 @@ use member::{Member, switch_config};
 use outputs::Outputs;
 use port::{Port, Shape, is_short};
 use ports::{Forwarded, Ports};
+use remotes::Subscriber;
 use senders::Senders;
 
 /// Delay until a full device that cannot report room is tried again.
@@ -120,6 +125,8 @@ pub struct Network {
     clock: Option<Clock>,
     /// Numbers of removed ports become free once the ring of the first worker is empty.
     has_numbers_to_release: bool,
+    /// The control plane of its tunnels, if there is one.
+    subscriber: Option<Subscriber>,
 }
 
 /// Called for events at a port, with its name and a description.
@@ -152,6 +159,7 @@ impl Network {
             memory_bytes: None,
             clock: None,
             has_numbers_to_release: false,
+            subscriber: None,
             config,
         })
     }
@@ -241,7 +249,8 @@ impl Network {
         }
         self.check_egress(&settings)?;
         let mut port = Port::open(&attachment, &settings, &self.config)?;
-        let worker = self.least_busy();
+        // Control planes change the remotes of a tunnel between turns of the first worker.
+        let worker = if attachment.is_tunnel() { 0 } else { self.least_busy() };
         let id = self.switch.add_port(switch_config(&attachment, &settings, port.caps()))?;
         port.id = Some(id);
         let index = id.index();
@@ -421,6 +430,10 @@ impl Network {
                     switch.count_drop(from.id, PortDrop::AddressSpoofed);
                     continue;
                 }
+                if from.attachment.is_tunnel() && services::asks_for_configuration(headers) {
+                    switch.count_drop(from.id, PortDrop::ForeignRequest);
+                    continue;
+                }
                 let number = from.id.index() as u32;
                 if services::concerns(headers)
                     && services.intercept(number, &mut packet, cx, &mut replies)
@@ -477,6 +490,7 @@ impl Device for Network {
             self.switch.next_deadline(),
             self.services.as_ref().and_then(Services::next_deadline),
             self.lease_file.as_ref().and_then(LeaseFile::deadline),
+            self.subscriber.as_ref().and_then(Subscriber::deadline),
         ])
     }
 
@@ -495,8 +509,10 @@ impl Device for Network {
     }
 
     fn turn(&mut self, is_readable: bool, cx: &mut Context<'_>) -> io::Result<()> {
+        let mut is_rung = false;
         if is_readable {
             let heard = self.ports.hear()?;
+            is_rung = heard.control;
             if heard.capture_ended {
                 self.gateway.iter_mut().for_each(|gateway| gateway.mirrors.reap());
                 self.crew.iter().for_each(Crew::reap_captures);
@@ -531,6 +547,7 @@ impl Device for Network {
         if let (Some(services), Some(file)) = (&self.services, &mut self.lease_file) {
             file.turn(services, cx.now);
         }
+        self.serve_control(is_rung, cx.now);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use super::device::PortDevice;
 use super::lane::{Driver, Lane};
 use super::report::PortState;
 use super::share::PortShare;
+use super::vxlan::Vxlan;
 use crate::capture::Mirrors;
 
 /// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
@@ -187,6 +188,22 @@ impl Port {
     /// Returns the number of packets that wait for its device.
     pub(super) fn waiting(&self) -> usize {
         self.lanes.iter().map(Lane::waiting).sum()
+    }
+
+    /// Returns its device if that is a tunnel.
+    pub(super) fn tunnel(&self) -> Option<&Vxlan> {
+        match &self.device {
+            PortDevice::Vxlan(tunnel) => Some(tunnel),
+            _ => None,
+        }
+    }
+
+    /// Returns its device if that is a tunnel, to change it.
+    pub(super) fn tunnel_mut(&mut self) -> Option<&mut Vxlan> {
+        match &mut self.device {
+            PortDevice::Vxlan(tunnel) => Some(tunnel),
+            _ => None,
+        }
     }
 
     /// Prepares the port for another worker, while `waiting` of its packets wait for the gateway.

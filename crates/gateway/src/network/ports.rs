@@ -23,6 +23,8 @@ use crate::capture::{CaptureSettings, Sniffer};
 const CAPTURE_ENDED: u64 = u64::MAX;
 /// Token of the doorbell that other threads ring.
 const BELL: u64 = u64::MAX - 1;
+/// Token of the doorbell that a control plane rings.
+const CONTROL: u64 = u64::MAX - 2;
 
 /// The ports of one thread.
 pub(super) struct Ports {
@@ -55,6 +57,8 @@ pub(super) struct Heard {
     pub(super) bell: bool,
     /// That of captures.
     pub(super) capture_ended: bool,
+    /// That of a control plane.
+    pub(super) control: bool,
 }
 
 impl Ports {
@@ -77,7 +81,15 @@ impl Ports {
         self.reactor.add(bell, BELL, Interest::READ, false)
     }
 
-    /// Ends [`Ports::watch`].
+    /// Watches the doorbell that a control plane rings.
+    ///
+    /// # Errors
+    /// The error of the system call that failed.
+    pub(super) fn watch_control(&self, bell: &EventDoorbell) -> io::Result<()> {
+        self.reactor.add(bell, CONTROL, Interest::READ, false)
+    }
+
+    /// Ends [`Ports::watch`] and [`Ports::watch_control`].
     pub(super) fn unwatch(&self, bell: &EventDoorbell) {
         // It is registered and still open.
         let _ = self.reactor.remove(bell);
@@ -173,11 +185,13 @@ impl Ports {
     /// Notes which files are readable.
     fn sort(&mut self) -> Heard {
         let Self { places, reactor, events, .. } = self;
-        let mut heard = Heard { any: !events.is_empty(), bell: false, capture_ended: false };
+        let mut heard =
+            Heard { any: !events.is_empty(), bell: false, capture_ended: false, control: false };
         for event in events.iter() {
             match event.token {
                 CAPTURE_ENDED => heard.capture_ended = true,
                 BELL => heard.bell = true,
+                CONTROL => heard.control = true,
                 token => {
                     let Some(Some(port)) = places.get_mut(token as usize) else { continue };
                     let is_of_use = !port.has_failed();

@@ -11,6 +11,7 @@ use towpath_net::switch::PortCounters;
 use towpath_packet::Caps;
 
 use super::config::{Attachment, PortSettings};
+use super::vxlan::VxlanCounters;
 use crate::services;
 
 /// A copy of all counters at one moment.
@@ -83,6 +84,8 @@ pub enum DeviceReport {
     Tap(TapCounters),
     /// An uplink, and how frames pass.
     Uplink(UplinkCounters, Way),
+    /// A VXLAN port.
+    Vxlan(VxlanCounters),
 }
 
 impl fmt::Display for NetworkReport {
@@ -135,8 +138,8 @@ impl fmt::Display for PortReport {
         if let Some((lent, recalled)) = self.device.lent() {
             write!(f, "\n  lent            {lent} packets, {recalled} recalled")?;
         }
-        if self.device.dropped() > 0 {
-            write!(f, "\n  dropped         device {}", self.device.dropped())?;
+        for (reason, count) in self.device.drops().filter(|(_, count)| *count > 0) {
+            write!(f, "\n  dropped         {reason} {count}")?;
         }
         for (reason, count) in self.device.refused() {
             write!(f, "\n  refused         {reason} {count}")?;
@@ -152,7 +155,7 @@ impl PortReport {
             return "the link is down";
         }
         match (&self.device, self.is_connected) {
-            (DeviceReport::Uplink(..), true) => "up",
+            (DeviceReport::Uplink(..), true) | (DeviceReport::Vxlan(_), _) => "up",
             (DeviceReport::Uplink(..), false) => "the interface is down",
             (_, true) => "connected",
             (_, false) => "disconnected",
@@ -170,7 +173,18 @@ impl DeviceReport {
             }
             Self::Tap(counters) => counters.receive_dropped() + counters.transmit_dropped(),
             Self::Uplink(counters, _) => counters.receive_dropped() + counters.transmit_dropped(),
+            Self::Vxlan(counters) => counters.dropped(),
         }
+    }
+
+    /// Returns the packets that the device dropped, by reason: `device` for devices that do not
+    /// tell reasons apart.
+    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let (one, all) = match self {
+            Self::Vxlan(counters) => (None, Some(counters.drops())),
+            _ => (Some(("device", self.dropped())), None),
+        };
+        one.into_iter().chain(all.into_iter().flatten())
     }
 
     /// Returns the packets that a guest lent, and how many of them became copies, at the end of
@@ -178,7 +192,7 @@ impl DeviceReport {
     pub fn lent(&self) -> Option<(u64, u64)> {
         match self {
             Self::VhostUser(_, sent) => Some((sent.lent, sent.recalled)),
-            Self::Stream { .. } | Self::Tap(_) | Self::Uplink(..) => None,
+            Self::Stream { .. } | Self::Tap(_) | Self::Uplink(..) | Self::Vxlan(_) => None,
         }
     }
 
@@ -186,7 +200,9 @@ impl DeviceReport {
     pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let refused = match self {
             Self::VhostUser(counters, _) => counters.refused,
-            Self::Stream { .. } | Self::Tap(_) | Self::Uplink(..) => Refusals::default(),
+            Self::Stream { .. } | Self::Tap(_) | Self::Uplink(..) | Self::Vxlan(_) => {
+                Refusals::default()
+            }
         };
         refused.reasons().into_iter().filter(|(_, count)| *count > 0)
     }

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
+use towpath_net::vxlan::remotes::{self, Origin};
 use towpath_net::wire::MacAddr;
 
 use super::{Attachment, Network, PortError, PortSettings, WorkersError};
@@ -41,6 +42,8 @@ pub enum Operation {
     DelLease(Guest),
     /// Publishes ports of the host for a guest, or unpublishes them.
     Ports(PortChange),
+    /// Changes the remotes of the VXLAN port with this name.
+    Remote(String, remotes::Change),
     /// Changes the number of workers, after all other operations. Of several, the last one counts.
     Workers(usize),
 }
@@ -128,6 +131,8 @@ pub enum OperationError {
 enum Undo {
     Remove(String),
     Restore(String, PortSettings),
+    /// Change the remotes of a port.
+    Remotes(String, Vec<(remotes::Change, Origin)>),
     /// Keep the port at this index, which this operation removes.
     Stay { index: usize, operation: usize },
     /// Restore the services.
@@ -265,6 +270,11 @@ impl Worker<Network> {
             Operation::DelLease(guest) => {
                 network.services_to_change(done)?.remove_static_lease(&guest)?
             }
+            Operation::Remote(port, change) => {
+                let undo = network.undo_of_remotes(&port, change)?;
+                network.change_remotes(&port, change)?;
+                done.push(Undo::Remotes(port, undo));
+            }
             // After all other operations.
             Operation::Workers(_) => {}
         }
@@ -313,6 +323,12 @@ impl Network {
             Undo::Published(_) => {}
             Undo::Remove(name) => self.remove_port(&name)?,
             Undo::Restore(name, before) => self.set_port(&name, before)?,
+            Undo::Remotes(port, changes) => {
+                for (change, origin) in changes {
+                    // The table was like this before, so this cannot fail.
+                    let _ = self.change_remotes_for(&port, change, origin);
+                }
+            }
             Undo::Stay { index, .. } => self.set_leaving(index, false),
             Undo::Return(checkpoint) => {
                 if let Some(services) = &mut self.services {

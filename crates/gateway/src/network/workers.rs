@@ -20,6 +20,7 @@ use towpath_packet::{Context, Memory, MemoryConfig, NoMemory};
 use super::Network;
 use super::crew::Crew;
 use super::gateway_port::GatewayPort;
+use super::member::Member;
 use super::port::Port;
 use super::ports::Ports;
 use crate::config::{ConfigError, shares};
@@ -94,9 +95,10 @@ impl Network {
     }
 
     /// Returns which ports move if there are `count` workers. Those of other workers than the first
-    /// get a new one in any case.
+    /// get a new one in any case, and tunnels stay at the first.
     fn moves(&self, count: usize) -> Vec<Move> {
-        let members = || self.members.iter().flatten();
+        let may_move = |member: &&Member| !member.attachment.is_tunnel();
+        let members = || self.members.iter().flatten().filter(may_move);
         let before: Vec<usize> = members().map(|member| member.worker).collect();
         let after = place(&before, count, self.has_gateway());
         let moves = members().zip(after).map(|(member, to)| Move {

@@ -24,16 +24,29 @@ const ROUTER_SOLICITATION: u8 = 133;
 /// extension headers, with UDP to one of their ports or a router solicitation. For TCP this takes
 /// two comparisons.
 pub fn concerns(headers: &[u8]) -> bool {
+    is_for_services(headers, |port| port == DNS_PORT)
+}
+
+/// Returns true if a frame with these headers may ask for addresses or a router: DHCP, or a router
+/// solicitation.
+pub fn asks_for_configuration(headers: &[u8]) -> bool {
+    is_for_services(headers, |_| false)
+}
+
+/// `is_more`: a further UDP port is meant, too.
+fn is_for_services(headers: &[u8], is_more: impl Fn(u16) -> bool) -> bool {
     let byte = |at: usize| headers.get(at).copied().unwrap_or_default();
     let port = |at: usize| u16::from_be_bytes([byte(at), byte(at + 1)]);
     match EtherType(port(at::ETHERTYPE)) {
         EtherType::IPV4 if byte(at::V4_PROTOCOL) == Protocol::UDP.0 => {
             let udp_at = at::IP + usize::from(byte(at::IP) & 0x0f) * 4;
-            matches!(port(udp_at + 2), dhcpv4::SERVER_PORT | DNS_PORT)
+            let to = port(udp_at + 2);
+            to == dhcpv4::SERVER_PORT || is_more(to)
         }
         EtherType::IPV6 => match Protocol(byte(at::V6_NEXT_HEADER)) {
             Protocol::UDP => {
-                matches!(port(at::IP + ipv6::HEADER_LEN + 2), dhcpv6::SERVER_PORT | DNS_PORT)
+                let to = port(at::IP + ipv6::HEADER_LEN + 2);
+                to == dhcpv6::SERVER_PORT || is_more(to)
             }
             Protocol::ICMPV6 => byte(at::IP + ipv6::HEADER_LEN) == ROUTER_SOLICITATION,
             _ => false,

@@ -45,8 +45,8 @@ pub use config::{
 use crate::bucket::Bucket;
 use crate::resolv::DNS_PORT;
 use file::Line;
-pub use frame::concerns;
 use frame::{Envelope, Request};
+pub use frame::{asks_for_configuration, concerns};
 pub use guests::{Checkpoint, Lent};
 use leases::Leases;
 use names::Names;

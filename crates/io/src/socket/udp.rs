@@ -25,7 +25,7 @@ const PAYLOAD_BYTES_MAX: usize = 65_535;
 /// Most header bytes of a super-packet.
 const HEADERS_BYTES_MAX: usize = 48;
 /// `UDP_SEGMENT` and `UDP_GRO` of `linux/udp.h`.
-const UDP_SEGMENT: i32 = 103;
+pub(super) const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
 
 /// Result of sending a datagram.

@@ -67,6 +67,8 @@ pub(super) struct Fdb {
     counts: [u32; PORTS_MAX],
     /// Earliest time at which an entry may expire.
     expires_ms: Option<u64>,
+    /// Entries that were added or removed, or got another port, so far.
+    changes: u64,
 }
 
 impl Fdb {
@@ -77,6 +79,7 @@ impl Fdb {
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             counts: [0; PORTS_MAX],
             expires_ms: None,
+            changes: 0,
         }
     }
 
@@ -95,8 +98,11 @@ impl Fdb {
     /// keeps the number of entries within the size of the table.
     pub(super) fn put(&mut self, key: Key, port: u8, is_static: bool, now: Instant) {
         let seen_ms = now.millis();
-        if let Some(before) = self.table.insert(key.0, Entry { port, is_static, seen_ms }.pack()) {
-            self.counts[usize::from(Entry::unpack(before).port)] -= 1;
+        let before = self.table.insert(key.0, Entry { port, is_static, seen_ms }.pack());
+        let before = before.map(|value| Entry::unpack(value).port);
+        self.changes += u64::from(before != Some(port));
+        if let Some(before) = before {
+            self.counts[usize::from(before)] -= 1;
         }
         self.counts[usize::from(port)] += 1;
         if !is_static && self.expires_ms.is_none() {
@@ -124,6 +130,7 @@ impl Fdb {
     pub(super) fn remove(&mut self, key: Key) -> bool {
         let Some(value) = self.table.remove(key.0) else { return false };
         self.counts[usize::from(Entry::unpack(value).port)] -= 1;
+        self.changes += 1;
         true
     }
 
@@ -156,6 +163,11 @@ impl Fdb {
         self.expires_ms.map(|ms| Instant::from_micros(ms.saturating_mul(1000)))
     }
 
+    /// How many times an entry was added or removed, or got another port.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// All current entries; for reports.
     pub(super) fn iter(&self, now: Instant) -> impl Iterator<Item = (MacAddr, Vid, Entry)> + '_ {
         self.table.iter().filter_map(move |(key, value)| {
@@ -168,10 +180,11 @@ impl Fdb {
     }
 
     fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
-        let counts = &mut self.counts;
-        self.table.retain(|value| {
+        let Self { table, counts, changes, .. } = self;
+        table.retain(|value| {
             let entry = Entry::unpack(value);
             let is_kept = keep(&entry);
+            *changes += u64::from(!is_kept);
             counts[usize::from(entry.port)] -= u32::from(!is_kept);
             is_kept
         });

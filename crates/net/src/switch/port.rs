@@ -33,12 +33,16 @@ pub enum Role {
     Isolated,
     /// All ports.
     Uplink,
+    /// All ports but other tunnels: split horizon, so that hosts which all reach each other have
+    /// no loop.
+    Tunnel,
 }
 
 impl Role {
     pub(super) fn reaches(self, other: Role) -> bool {
         match (self, other) {
-            (Role::Uplink, _) | (_, Role::Uplink) => true,
+            (Role::Tunnel, Role::Tunnel) => false,
+            (Role::Uplink | Role::Tunnel, _) | (_, Role::Uplink | Role::Tunnel) => true,
             (Role::Isolated, _) | (_, Role::Isolated) => false,
             (Role::Station, Role::Station) => true,
         }

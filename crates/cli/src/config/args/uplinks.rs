@@ -1,7 +1,9 @@
-//! Options about interfaces of the host that are ports.
+//! Options about interfaces of the host, and ways to other hosts, that are ports.
 
 use clap::Args;
+use towpath_gateway::network::VxlanSettings;
 use towpath_io::uplink::XdpSettings;
+use towpath_net::switch::vlan::Vid;
 
 /// Ports of `towpath up` on interfaces of the host.
 #[derive(Debug, Args)]
@@ -19,6 +21,17 @@ pub(crate) struct UplinkArguments {
     /// and CAP_BPF in the initial user namespace. May be repeated.
     #[arg(long, value_name = "NAME=SETTINGS", value_parser = parse_xdp, help_heading = "Ports")]
     pub(crate) xdp: Vec<(String, XdpSettings)>,
+
+    /// Add a port that leads to other hosts in UDP datagrams (VXLAN, RFC 7348); its name is
+    /// `vxlanVNI`. SETTINGS is VNI:remote=ADDR[,remote=ADDR]...[,local=ADDR][,port=N][,vlan=N]
+    /// [,learn=yes|no]: the network identifier, the addresses of the other hosts, that of this one,
+    /// the UDP port, the VLAN here, and whether to learn which stations are behind a remote from
+    /// what it sends [default: all addresses of this host, port 4789, VLAN 1, learn=yes]. Without
+    /// --mtu, the MTU of the network is what passes to all remotes. No privilege is needed. May be
+    /// repeated.
+    #[arg(long, value_name = "SETTINGS", value_parser = VxlanSettings::with_vlan,
+          help_heading = "Ports")]
+    pub(crate) vxlan: Vec<(VxlanSettings, Option<Vid>)>,
 }
 
 /// Kinds of a port of `towpath port add` on an interface of the host.
@@ -36,6 +49,13 @@ pub(crate) struct PortUplink {
     #[arg(long, value_name = "SETTINGS",
           conflicts_with_all = ["vhost_user", "vhost_user_client", "stream", "tap"])]
     pub(crate) xdp: Option<XdpSettings>,
+
+    /// With add: a port that leads to other hosts in UDP datagrams (VXLAN):
+    /// VNI:remote=ADDR[,remote=ADDR]...[,local=ADDR][,port=N][,learn=yes|no].
+    #[arg(long, value_name = "SETTINGS",
+          conflicts_with_all = ["vhost_user", "vhost_user_client", "stream", "tap", "xdp",
+                                "packet"])]
+    pub(crate) vxlan: Option<VxlanSettings>,
 }
 
 fn parse_packet(text: &str) -> Result<(String, String), String> {

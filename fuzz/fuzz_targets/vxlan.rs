@@ -1,0 +1,4 @@
+//! See [`towpath_fuzz::vxlan`].
+#![cfg_attr(fuzzing, no_main)]
+
+towpath_fuzz::target!(vxlan);

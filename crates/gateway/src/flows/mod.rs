@@ -16,14 +16,16 @@
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
 //! to loopback; `lent` decides what is lent to the host's kernel; `resolver` chooses the DNS
 //! server; `hops` maps hop limits and ICMP errors; `shares` and `idle` choose what to evict at a
-//! bound; `egress` asks the policy about new flows; `expected` has packets that are near and ACKs
-//! that wait; `multicast` has service discovery; `route` maps destinations, and `native` those of
-//! native sockets; `fair` limits the memory of slow readers; `list` describes flows for people;
-//! `moved` takes flows to other workers, and `spread` connections to published ports. All run on
-//! the worker's thread, except for `native`.
+//! bound; `egress` asks the policy about messages of resolvers, and `destinations` remembers its
+//! verdicts about datagrams; `expected` has packets that are near and ACKs that wait; `multicast`
+//! has service discovery; `route` maps destinations, and `native` those of native sockets; `fair`
+//! limits the memory of slow readers; `list` describes flows for people; `moved` takes flows to
+//! other workers, and `spread` connections to published ports. All run on the worker's thread,
+//! except for `native`.
 
 mod accepted;
 mod changes;
+mod destinations;
 mod egress;
 mod expected;
 mod fair;
@@ -49,7 +51,7 @@ mod udp;
 
 use crate::config::{Config, MappedAddress};
 use crate::egress::enforcer::Enforcer;
-use egress::Egress;
+use destinations::Egress;
 use expected::Expected;
 use joined::{End, JoinedFlows};
 use joined_udp::JoinedUdp;

@@ -7,7 +7,7 @@ use crate::egress::enforcer::{Enforcer, Message};
 use crate::egress::greeting::quic::tests::initial;
 use crate::egress::policy::Policy;
 use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule};
-use crate::flows::egress::GREETING_WITHIN;
+use crate::flows::destinations::GREETING_WITHIN;
 use crate::flows::{GatewayCounters, Guests, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
 use std::net::{Ipv4Addr, UdpSocket as StdSocket};

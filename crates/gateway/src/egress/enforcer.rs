@@ -257,9 +257,9 @@ impl Enforcer {
         }
     }
 
-    /// Denies a flow that wants a greeting and has none that is read.
-    pub fn unnamed(&self, admission: &mut Admission, now: Instant) {
-        self.greeted(admission, &Greeting::Unnamed, now);
+    /// Denies a flow whose greeting is not read to its end.
+    pub fn refuse(&self, admission: &Admission, reason: Reason, now: Instant) {
+        self.state().deny(admission, reason, now);
     }
 
     /// Judges an open flow again if the policy has changed since. Returns true if it may go on. A

@@ -8,6 +8,7 @@ use super::udp::IDLE;
 use super::{Gateway, Io};
 use crate::egress::enforcer::{Admission, Decision, Enforcer};
 use crate::egress::greeting::quic::{self, Conversation, Reading};
+use crate::egress::policy::Reason;
 use crate::egress::rule::{FlowTo, Transport};
 use crate::owners::{Buckets, of_port};
 use std::collections::HashMap;
@@ -136,7 +137,7 @@ impl Destination {
         }
         if !talk.is_allowed && !has_long {
             // It is not QUIC.
-            by.unnamed(&mut self.admission, io.now);
+            by.refuse(&self.admission, Reason::NoName, io.now);
             return Passage::Denied;
         }
         let bytes = contiguous(&datagram.packet, io);
@@ -161,7 +162,7 @@ impl Destination {
             }
         }
         if !talk.charge() {
-            by.unnamed(&mut self.admission, io.now);
+            by.refuse(&self.admission, Reason::TooMuchQuic, io.now);
             return Passage::Denied;
         }
         passage

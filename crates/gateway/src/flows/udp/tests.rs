@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::config::Config;
+use crate::egress::audit::Audit;
 use crate::egress::enforcer::{Enforcer, Message};
 use crate::egress::greeting::quic::tests::initial;
 use crate::egress::policy::Policy;
@@ -10,6 +11,8 @@ use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule
 use crate::flows::destinations::GREETING_WITHIN;
 use crate::flows::{GatewayCounters, Guests, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::net::{Ipv4Addr, UdpSocket as StdSocket};
 use towpath_io::reactor::{Events, Reactor};
 use towpath_io::receive::ReceiveBuffer;
@@ -322,7 +325,7 @@ fn what_waits_for_a_flow_is_bounded_in_bytes() {
 }
 
 /// Returns a gateway whose policy allows guests 1 and 2 to greet [`SERVER`] over QUIC.
-fn greeted() -> Bench {
+fn greeted(audit: Option<Audit>) -> Bench {
     // The answer of a resolver: a.example is 192.0.2.1.
     let answer = b"\0\x07\x81\x80\0\x01\0\x01\0\0\0\0\x01a\x07example\0\0\x01\0\x01\
                    \xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\xc0\0\x02\x01";
@@ -337,7 +340,7 @@ fn greeted() -> Bench {
         limits: FlowLimits::default(),
     };
     let policy = Policy::new(vec![rule], Action::Deny, true).expect("a policy");
-    let enforcer = std::sync::Arc::new(Enforcer::new(policy, None));
+    let enforcer = std::sync::Arc::new(Enforcer::new(policy, audit));
     for guest in [1, 2] {
         assert_eq!(enforcer.answer(Some(guest), answer, Instant::START), Message::Pass);
     }
@@ -352,7 +355,7 @@ fn what_waits_for_a_greeting_is_bounded() {
     // A packet with a long header, of type 0-RTT, with 20 bytes.
     let mut early = vec![0xd0, 0, 0, 0, 1, 0, 0, 20];
     early.extend([0; 20]);
-    let mut bench = greeted();
+    let mut bench = greeted(None);
     for port in 1..=300 {
         for _ in 0..2 {
             bench.ask(Some(1), program(16, port), SERVER.into(), &early);
@@ -367,11 +370,15 @@ fn what_waits_for_a_greeting_is_bounded() {
     assert_eq!(bench.memory.small.out_count(), 1, "another attempt");
 }
 
-/// Goal: what clients say is charged to their guest, also if the datagram is invalid in the end.
+/// Goal: what clients say is charged to their guest, also if the datagram is invalid in the end. The
+/// audit says so for each flow that is denied.
 /// Bad input: a part of a hello that is far from its beginning, and rubbish behind it.
 #[test]
 fn what_clients_of_quic_say_is_bounded() {
-    let mut bench = greeted();
+    let mut file = File::from(
+        rustix::fs::memfd_create("audit", rustix::fs::MemfdFlags::CLOEXEC).expect("a file"),
+    );
+    let mut bench = greeted(Some(Audit::new(file.try_clone().expect("a file"), u64::MAX)));
     // One byte at 16,000 of the stream, which takes about 32 KiB. Padding makes a sample.
     let mut frames = vec![6, 0x7e, 0x80, 1, 7];
     frames.resize(40, 0);
@@ -385,4 +392,12 @@ fn what_clients_of_quic_say_is_bounded() {
     assert!((100..150).contains(&counters.udp_filtered), "{}", counters.udp_filtered);
     bench.ask(Some(2), program(17, PROGRAM), SERVER.into(), &datagram);
     assert!((101..151).contains(&bench.gateway.counters.udp_filtered), "another guest's");
+    let refused = bench.gateway.counters.udp_refused as usize;
+    // The audit is complete once its thread has ended.
+    drop(bench);
+    let mut text = String::new();
+    file.rewind().expect("the audit");
+    file.read_to_string(&mut text).expect("the audit");
+    let reason = "the guest has too many greetings over QUIC at once";
+    assert_eq!(text.matches(reason).count(), refused, "{text}");
 }

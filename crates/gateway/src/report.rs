@@ -1,6 +1,7 @@
 //! Counters of a worker, for people and for tests.
 
-use crate::egress::enforcer::{Enforcer, Summary};
+use crate::egress::enforcer::{Bound, Enforcer, Summary};
+use crate::egress::meter::Metered;
 use crate::flows::{Gateway, GatewayCounters, LentNow, LentToHost};
 use crate::native::NativeCounters;
 use std::fmt;
@@ -295,7 +296,7 @@ impl Report {
     /// Writes the lines of the policy, if there is one.
     fn fmt_egress(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(summary) = &self.egress else { return Ok(()) };
-        let Summary { generation, counters, by_rule, by_ports } = summary;
+        let Summary { generation, counters, by_rule, by_ports, bounds } = summary;
         writeln!(
             f,
             "egress            {} allowed, {} denied, {} questions and {} answers refused; policy \
@@ -313,6 +314,15 @@ impl Report {
             for (id, [allowed, denied]) in by_rule.iter().filter(|(_, counts)| *counts != [0; 2]) {
                 writeln!(f, "egress of {port}  {id}: {allowed} allowed, {denied} denied")?;
             }
+        }
+        for Bound { port, id, done } in bounds {
+            let Metered { delayed_bytes, dropped, over_quota } = done;
+            let of_port = port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
+            writeln!(
+                f,
+                "egress bound      {of_port}{id}: {delayed_bytes} bytes delayed, {dropped} \
+                 datagrams dropped, {over_quota} flows beyond the quota"
+            )?;
         }
         Ok(())
     }
@@ -390,6 +400,8 @@ impl Report {
             ("udp_filtered", gateway.udp_filtered),
             ("udp_nobody", gateway.udp_nobody),
             ("udp_no_memory", gateway.udp_no_memory),
+            ("over_bandwidth", gateway.over_bandwidth),
+            ("over_quota", gateway.over_quota),
             ("multicast_filtered", gateway.multicast_filtered),
             ("multicast_limited", gateway.multicast_limited),
             ("udp_peer_evicted", gateway.peers_evicted),

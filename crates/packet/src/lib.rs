@@ -9,7 +9,7 @@
 //! Modules, each using only those before it:
 //! `{sync, time} → foreign → slab → region → loan → lend → returns → ledger → {readers, recall} →
 //! offload → segmentation → packet → pool → burst → ring → {device, ready, table, snapshot,
-//! under_way}`.
+//! tokens, under_way}`.
 //!
 //! Only [`device`] and [`sync`] use the standard library, for one type each: the file descriptor of
 //! a device, and the mutex.
@@ -46,6 +46,7 @@ pub mod snapshot;
 pub mod sync;
 pub mod table;
 pub mod time;
+pub mod tokens;
 pub mod under_way;
 
 pub use burst::Burst;

@@ -21,6 +21,8 @@ mod ready;
 mod ring;
 #[path = "loom/table.rs"]
 mod table;
+#[path = "loom/tokens.rs"]
+mod tokens;
 #[path = "loom/under_way.rs"]
 mod under_way;
 

@@ -1,7 +1,8 @@
 //! The counters of an instance as JSON; the manual page describes the names.
 
 use serde_json::{Map, Value, json};
-use towpath_gateway::egress::enforcer::Summary;
+use towpath_gateway::egress::enforcer::{Bound, Summary};
+use towpath_gateway::egress::meter::Metered;
 use towpath_gateway::egress::policies::ByRule;
 use towpath_gateway::flows::LentToHost;
 use towpath_gateway::report::{Report, WorkerShare};
@@ -92,12 +93,20 @@ fn joined(report: &Report) -> Value {
 }
 
 /// Returns what a policy has decided.
-fn egress(Summary { generation, counters, by_rule, by_ports }: &Summary) -> Value {
+fn egress(summary: &Summary) -> Value {
+    let Summary { generation, counters, by_rule, by_ports, bounds } = summary;
     let rule = |(id, [allowed, denied]): &(String, [u64; 2])| {
         (id.clone(), json!({ "allowed": allowed, "denied": denied }))
     };
     let rules = |by_rule: &ByRule| Value::Object(by_rule.iter().map(rule).collect());
     let ports = by_ports.iter().map(|(port, by_rule)| (port.clone(), rules(by_rule)));
+    let bound = |Bound { port, id, done }: &Bound| {
+        let Metered { delayed_bytes, dropped, over_quota } = done;
+        json!({
+            "port": port, "rule": id,
+            "delayed_bytes": delayed_bytes, "dropped": dropped, "over_quota": over_quota,
+        })
+    };
     json!({
         "policy": generation,
         "allowed": counters.allowed,
@@ -107,6 +116,7 @@ fn egress(Summary { generation, counters, by_rule, by_ports }: &Summary) -> Valu
         "audit_lost": counters.audit_lost,
         "rules": rules(by_rule),
         "ports": Value::Object(ports.collect()),
+        "bounds": bounds.iter().map(bound).collect::<Vec<_>>(),
     })
 }
 

@@ -4,7 +4,7 @@
 
 use std::fmt::{Display, Write as _};
 
-use towpath_gateway::egress::enforcer::Summary;
+use towpath_gateway::egress::enforcer::{Bound, Summary};
 use towpath_gateway::native::NativeCounters;
 use towpath_gateway::network::{Attachment, NetworkReport};
 use towpath_gateway::report::{Report, WorkerShare};
@@ -122,7 +122,7 @@ fn native(out: &mut String, counters: &NativeCounters) {
 }
 
 fn egress(out: &mut String, summary: &Summary) {
-    let Summary { generation, counters, by_rule, by_ports } = summary;
+    let Summary { generation, counters, by_rule, by_ports, bounds } = summary;
     let help = "Number of policies for flows so far.";
     Family::gauge(out, "towpath_egress_policy", help).add("", *generation);
     let help = "Flows that the rules of the present policy have judged, by rule and verdict.";
@@ -140,6 +140,19 @@ fn egress(out: &mut String, summary: &Summary) {
             flows.add(&format!("{label},verdict=\"deny\""), *denied);
         }
     }
+    let label = |Bound { port, id, .. }: &Bound| {
+        port.as_ref().map_or_else(String::new, |port| format!("port=\"{port}\","))
+            + &format!("rule=\"{id}\"")
+    };
+    let help = "Bytes of streams that waited for a bandwidth, by rule; * for all flows of a guest.";
+    let mut delayed = Family::counter(out, "towpath_egress_delayed_bytes", help);
+    bounds.iter().for_each(|bound| delayed.add(&label(bound), bound.done.delayed_bytes));
+    let help = "Datagrams and echoes beyond a bandwidth, which were dropped, by rule.";
+    let mut dropped = Family::counter(out, "towpath_egress_dropped_datagrams", help);
+    bounds.iter().for_each(|bound| dropped.add(&label(bound), bound.done.dropped));
+    let help = "Flows that a quota of bytes has ended or denied, by rule.";
+    let mut over = Family::counter(out, "towpath_egress_over_quota", help);
+    bounds.iter().for_each(|bound| over.add(&label(bound), bound.done.over_quota));
     let help = "Messages to and from resolvers that the policy refused.";
     let mut refused = Family::counter(out, "towpath_egress_dns_refused", help);
     refused.add("kind=\"answer\"", counters.answers_refused);

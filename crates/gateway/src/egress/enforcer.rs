@@ -9,6 +9,7 @@ use crate::egress::audit::{Audit, Record};
 use crate::egress::dns::{self, Refusal, Response};
 use crate::egress::greeting::Greeting;
 use crate::egress::learned::Learned;
+use crate::egress::meter::{AllMeters, Metered, Meters};
 use crate::egress::name::Name;
 use crate::egress::pins::{Guest, Pins};
 use crate::egress::places::{Bucket, Place, Places, Scope};
@@ -49,6 +50,7 @@ struct State {
     pins: Pins,
     own: Own,
     places: Places,
+    meters: AllMeters,
     /// How many questions each guest may ask.
     questions: HashMap<Guest, Bucket>,
 }
@@ -80,6 +82,20 @@ pub struct Summary {
     pub by_rule: ByRule,
     /// The same for each port that has a policy of its own, by the port's name.
     pub by_ports: Vec<(String, ByRule)>,
+    /// What bounds of bytes have done: those of the present policy for all guests, then those of
+    /// ports with a policy of their own.
+    pub bounds: Vec<Bound>,
+}
+
+/// What a bound of bytes has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The port whose own policy has it; `None` for that of all guests.
+    pub port: Option<String>,
+    /// The `id` of its rule; `*` for that of all flows of a guest.
+    pub id: String,
+    /// What it has done.
+    pub done: Metered,
 }
 
 /// The verdict about a flow.
@@ -105,6 +121,10 @@ pub struct Admission {
     begun: Instant,
     /// Its places among all flows of the guest, and among those of the rule.
     places: [Option<Place>; 2],
+    /// The bounds of its bytes.
+    meters: Meters,
+    /// Why it is ended, if its quota ends it.
+    cut: Option<Reason>,
 }
 
 /// What becomes of a message to or from a resolver.
@@ -152,6 +172,7 @@ impl Enforcer {
             pins: Pins::default(),
             own: HashMap::new(),
             places: Places::default(),
+            meters: AllMeters::default(),
             questions: HashMap::new(),
         };
         Self { generation: AtomicU64::new(1), state: Mutex::new(state) }
@@ -183,22 +204,35 @@ impl Enforcer {
     }
 
     /// Replaces the policy of all guests that have none of their own, for all flows at once. Names
-    /// keep their addresses.
+    /// keep their addresses. What was used of quotas stays used, if the new policy has a quota for
+    /// all flows, or in the rule of the same `id`.
     pub fn set_policy(&self, policy: Policy) {
         let mut state = self.state();
-        state.policies.set(policy);
+        let State { policies, meters, .. } = &mut *state;
+        let before = policies.set(policy);
+        meters.forget_tallies(None);
+        let is_for_all = |guest| policies.owner(guest).is_none();
+        meters.renew(is_for_all, before.as_ref(), policies.of(None), None);
         state.places.forget_rules();
         self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// Gives a port a policy of its own in place of the one for all guests, or none. `name` is the
-    /// port's, for reports.
+    /// port's, for reports. What was used of quotas stays used, as with
+    /// [`set_policy`](Self::set_policy).
     pub fn set_port_policy(&self, port: u16, name: &str, policy: Option<Policy>) {
         let mut state = self.state();
-        if state.policies.set_port(port, name, policy) {
-            state.places.forget_rules();
-            self.generation.fetch_add(1, Ordering::Release);
+        let State { policies, meters, .. } = &mut *state;
+        let (guest, is_own) = (Some(port), policy.is_some());
+        let before = policies.set_port(port, name, policy);
+        if !is_own && before.is_none() {
+            return;
         }
+        meters.forget_tallies(guest);
+        let before = before.as_ref().or(policies.of(None));
+        meters.renew(|of| of == guest, before, policies.of(guest), policies.owner(guest));
+        state.places.forget_rules();
+        self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// Returns what has been done so far.
@@ -210,6 +244,7 @@ impl Enforcer {
             counters: Counters { audit_lost, ..state.counters },
             by_rule: state.policies.judged(),
             by_ports: state.policies.judged_by_ports(),
+            bounds: state.bounds(),
         }
     }
 
@@ -218,8 +253,7 @@ impl Enforcer {
         let mut state = self.state();
         let state = &mut *state;
         let generation = self.generation();
-        let (rule, name, places) = (None, None, [None, None]);
-        let mut admission = Admission { guest, to, rule, name, generation, begun: now, places };
+        let mut admission = Admission::new(guest, to, generation, now);
         let Some(policy) = state.policies.of(guest) else { return Decision::Allow(admission) };
         let is_own = is_own(&mut state.own, SocketAddr::new(to.address, to.port), now);
         let names = state.pins.names(guest, to.address, now);
@@ -276,9 +310,9 @@ impl Enforcer {
         }
     }
 
-    /// Denies a flow that wants a greeting and has none that is read.
-    pub fn unnamed(&self, admission: &mut Admission, now: Instant) {
-        self.greeted(admission, &Greeting::Unnamed, now);
+    /// Denies a flow whose greeting is not read to its end.
+    pub fn refuse(&self, admission: &Admission, reason: Reason, now: Instant) {
+        self.state().deny(admission, reason, now);
     }
 
     /// Judges an open flow again if the policy has changed since. Returns true if it may go on. A
@@ -328,7 +362,7 @@ impl Enforcer {
     /// An admitted flow has ended. `bytes` are those from and to the guest.
     pub fn ended(&self, admission: &Admission, bytes: [u64; 2], now: Instant) {
         let took = now.since(admission.begun);
-        self.state().note(admission, "end", None, Some((bytes, took)));
+        self.state().note(admission, "end", admission.cut, Some((bytes, took)));
     }
 
     /// Judges a question of a guest to a resolver.
@@ -401,6 +435,7 @@ impl Enforcer {
         }
         state.pins.forget(guest);
         state.places.forget(guest);
+        state.meters.forget(guest);
         state.questions.remove(&guest);
     }
 
@@ -417,6 +452,25 @@ impl fmt::Debug for Enforcer {
 }
 
 impl Admission {
+    fn new(guest: Guest, to: FlowTo, generation: u64, begun: Instant) -> Self {
+        let (places, meters) = ([None, None], Meters::default());
+        let (rule, name, cut) = (None, None, None);
+        Self { guest, to, rule, name, generation, begun, places, meters, cut }
+    }
+
+    /// Returns what bounds the bytes of the flow.
+    #[inline]
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.meters
+    }
+
+    /// The flow must end, as `bytes` do not fit what is left of a quota: the record of its end says
+    /// so.
+    pub(crate) fn exhaust(&mut self, bytes: usize) {
+        self.meters.exhaust(bytes);
+        self.cut = Some(Reason::QuotaUsedUp);
+    }
+
     /// Returns the guest whose flow it is.
     pub fn guest(&self) -> Guest {
         self.guest
@@ -504,20 +558,56 @@ impl State {
             Some(rule) => take(&mut places[1], Scope::Rule(rule), policy.rule_limits(rule)),
             None => Ok(()),
         });
-        match taken {
-            Ok(()) => verdict,
-            Err(reason) => Verdict::Deny(rule.flatten(), reason),
+        if let Err(reason) = taken {
+            return Verdict::Deny(rule.flatten(), reason);
         }
+        self.meter(admission, rule);
+        match admission.meters.is_over() {
+            false => verdict,
+            true => {
+                admission.meters.exhaust(0);
+                Verdict::Deny(rule.flatten(), Reason::QuotaUsedUp)
+            }
+        }
+    }
+
+    /// Gives a flow the meters that count its bytes, as far as its rule is known.
+    fn meter(&mut self, admission: &mut Admission, rule: Option<RuleNumber>) {
+        let Self { meters, policies, .. } = self;
+        let guest = admission.guest;
+        let mut meter = |scope, limits| meters.meter(guest, policies.owner(guest), scope, limits);
+        let (of_all, of_rule) = policies.of(guest).map_or((None, None), |policy| {
+            let of_rule = rule
+                .and_then(|rule| meter(Scope::Rule(rule), policy.rule_limits(rule)));
+            (meter(Scope::Guest, policy.limits()), of_rule)
+        });
+        admission.meters.set([of_all, of_rule]);
+    }
+
+    /// Returns what bounds of bytes have done.
+    fn bounds(&self) -> Vec<Bound> {
+        let of_policy = |(owner, policy): (Guest, &Policy)| {
+            let rules = policy.rules().iter().zip(0..);
+            let bounded = rules.filter(|(rule, _)| rule.limits.bound_bytes());
+            let rules = bounded.map(|(rule, number)| (rule.id.clone(), Scope::Rule(Some(number))));
+            let all = policy.limits().bound_bytes().then(|| ("*".to_owned(), Scope::Guest));
+            let bound = |(id, scope)| {
+                Bound { port: self.port_name(owner), id, done: self.meters.metered(owner, scope) }
+            };
+            all.into_iter().chain(rules).map(bound).collect::<Vec<_>>()
+        };
+        self.policies.each().into_iter().flat_map(of_policy).collect()
     }
 
     /// Counts an open flow under the bounds of a new policy.
     fn keep(&mut self, admission: &mut Admission, now: Instant) {
+        self.meter(admission, Some(admission.rule));
         let Admission { guest, rule, places: [all, by_rule], .. } = admission;
         let policy = self.policies.of(*guest);
         let (limits, of_rule) = policy
             .map_or_else(Default::default, |policy| (policy.limits(), policy.rule_limits(*rule)));
         *by_rule = self.places.keep(*guest, Scope::Rule(*rule), of_rule, now);
-        if all.is_none() || limits.is_none() {
+        if all.is_none() || !limits.bound_flows() {
             *all = self.places.keep(*guest, Scope::Guest, limits, now);
         }
     }

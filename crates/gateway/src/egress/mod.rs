@@ -1,7 +1,7 @@
 //! Which destinations a network may reach.
 //!
 //! Order of the modules: `name` and `address`, `rule`, `index`, `resolvers`, `pins`, `policy`,
-//! `policies`, `places`, `greeting`, `learned`, `audit`, `dns`, `enforcer`.
+//! `policies`, `places`, `meter`, `greeting`, `learned`, `audit`, `dns`, `enforcer`.
 
 pub mod address;
 pub mod audit;
@@ -10,6 +10,7 @@ pub mod enforcer;
 pub mod greeting;
 mod index;
 mod learned;
+pub mod meter;
 pub mod name;
 pub mod pins;
 mod places;

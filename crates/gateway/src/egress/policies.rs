@@ -35,18 +35,21 @@ impl Policies {
         Self { all: all.map(Ruled::new), ports: HashMap::new() }
     }
 
-    /// Replaces the policy for all guests.
-    pub(super) fn set(&mut self, policy: Policy) {
-        self.all = Some(Ruled::new(policy));
+    /// Replaces the policy for all guests, and returns the one before.
+    pub(super) fn set(&mut self, policy: Policy) -> Option<Policy> {
+        self.all.replace(Ruled::new(policy)).map(|before| before.policy)
     }
 
-    /// Gives a port a name and a policy of its own, or none. Returns false if it had none before,
-    /// either.
-    pub(super) fn set_port(&mut self, port: u16, name: &str, policy: Option<Policy>) -> bool {
+    /// Gives a port a name and a policy of its own, or none. Returns its own one before.
+    pub(super) fn set_port(
+        &mut self,
+        port: u16,
+        name: &str,
+        policy: Option<Policy>,
+    ) -> Option<Policy> {
         let own = policy.map(Ruled::new);
-        let has_own = own.is_some();
         let before = self.ports.insert(port, Port { name: name.to_owned(), own });
-        has_own || before.is_some_and(|before| before.own.is_some())
+        before?.own.map(|own| own.policy)
     }
 
     /// Forgets a port. Returns true if it had a policy of its own.
@@ -62,6 +65,22 @@ impl Policies {
     /// Returns the policy that judges a guest's flows, if there is one.
     pub(super) fn of(&self, guest: Guest) -> Option<&Policy> {
         self.ruled(guest).map(|ruled| &ruled.policy)
+    }
+
+    /// Returns the guest if its port has a policy of its own, `None` if that of all guests judges it.
+    pub(super) fn owner(&self, guest: Guest) -> Guest {
+        guest.filter(|port| self.ports.get(port).is_some_and(|port| port.own.is_some()))
+    }
+
+    /// Returns all policies with the guest whose own they are: first that for all guests, then
+    /// those of ports, by the port's name.
+    pub(super) fn each(&self) -> Vec<(Guest, &Policy)> {
+        let own = |(number, port): (&u16, &'_ Port)| port.own.is_some().then_some(*number);
+        let mut ports: Vec<u16> = self.ports.iter().filter_map(own).collect();
+        ports.sort_unstable_by_key(|number| &self.ports[number].name);
+        let all = self.all.as_ref().map(|all| (None, &all.policy));
+        let ports = ports.into_iter().filter_map(|port| Some((Some(port), self.of(Some(port))?)));
+        all.into_iter().chain(ports).collect()
     }
 
     /// Counts a flow of a guest by the rule that decided: in place 0 if it was allowed, else in 1.

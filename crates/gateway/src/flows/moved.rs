@@ -10,7 +10,7 @@
 //! moves with the mapping.
 
 use super::accepted::Accepted;
-use super::egress::MovedDestinations;
+use super::destinations::MovedDestinations;
 use super::newcomers::Message;
 use super::ping::MovedPing;
 use super::tcp::MovedConnection;

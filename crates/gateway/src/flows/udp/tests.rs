@@ -3,13 +3,17 @@
 
 use super::*;
 use crate::config::Config;
+use crate::egress::audit::Audit;
 use crate::egress::enforcer::{Enforcer, Message};
 use crate::egress::greeting::quic::tests::initial;
+use crate::egress::meter::Metered;
 use crate::egress::policy::Policy;
 use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule};
-use crate::flows::egress::GREETING_WITHIN;
+use crate::flows::destinations::GREETING_WITHIN;
 use crate::flows::{GatewayCounters, Guests, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::net::{Ipv4Addr, UdpSocket as StdSocket};
 use towpath_io::reactor::{Events, Reactor};
 use towpath_io::receive::ReceiveBuffer;
@@ -321,8 +325,80 @@ fn what_waits_for_a_flow_is_bounded_in_bytes() {
     assert!(bench.gateway.counters.messages_displaced > 100);
 }
 
+/// Returns a gateway whose policy bounds the datagrams from and to the host's loopback.
+fn bounded(limits: FlowLimits) -> Bench {
+    let rule = Rule {
+        id: "near".to_owned(),
+        action: Action::Allow,
+        to: vec!["127.0.0.0/8".parse::<Destination>().expect("a network")],
+        ports: Vec::new(),
+        check: Check::Greeting,
+        overrides_floor: true,
+        expires: None,
+        limits,
+    };
+    let policy = Policy::new(vec![rule], Action::Deny, true).expect("a policy");
+    let enforcer = std::sync::Arc::new(Enforcer::new(policy, None));
+    Bench::new(Config { egress: Some(enforcer), ..Config::default() })
+}
+
+fn metered(bench: &Bench) -> Metered {
+    bench.gateway.egress().expect("a policy").summary().bounds[0].done
+}
+
+/// Goal: datagrams beyond a bandwidth are dropped and counted, either way; once the bandwidth has
+/// tokens again, others pass.
+#[test]
+fn datagrams_beyond_a_bandwidth_are_dropped() {
+    let bits = Some(8000);
+    let limits = FlowLimits { bandwidth_out: bits, bandwidth_in: bits, ..FlowLimits::default() };
+    let mut bench = bounded(limits);
+    let friend = peer(1);
+    // Two datagrams overdraw the bucket of 16 KiB, which earns 1000 bytes in a second.
+    for _ in 0..3 {
+        bench.send(None, program(15, PROGRAM), local(&friend), &[7; 9000]);
+    }
+    assert_eq!(bench.gateway.counters.over_bandwidth, 1);
+    assert_eq!(bench.gateway.counters.bytes_out, 18_000);
+    bench.later(Duration::from_secs(2));
+    bench.send(None, program(15, PROGRAM), local(&friend), b"later");
+    let (_, mapped) = receive(&friend);
+    let mapped = SocketAddr::new(local(&friend).ip(), mapped.port());
+    for sent in 1..=3 {
+        friend.send_to(&[7; 9000], mapped).expect("sent");
+        let seen =
+            |counters: &GatewayCounters| counters.over_bandwidth - 1 + counters.bytes_in / 9000;
+        bench.turns(|gateway| seen(&gateway.counters) == sent);
+    }
+    let counters = &bench.gateway.counters;
+    assert_eq!((counters.over_bandwidth, counters.bytes_in), (2, 18_000));
+    assert_eq!(metered(&bench), Metered { dropped: 2, ..Metered::default() });
+}
+
+/// Goal: no more datagrams pass than a quota has bytes, both ways together. The flow ends with the
+/// first that does not fit, and no other begins.
+#[test]
+fn datagrams_beyond_a_quota_are_refused() {
+    let mut bench = bounded(FlowLimits { quota: Some(100), ..FlowLimits::default() });
+    let friend = peer(1);
+    bench.send(None, program(15, PROGRAM), local(&friend), &[7; 60]);
+    let (_, mapped) = receive(&friend);
+    let mapped = SocketAddr::new(local(&friend).ip(), mapped.port());
+    for sent in 1..=2 {
+        friend.send_to(&[7; 30], mapped).expect("sent");
+        let seen = |counters: &GatewayCounters| counters.over_quota + counters.bytes_in / 30;
+        bench.turns(|gateway| seen(&gateway.counters) == sent);
+    }
+    assert_eq!((bench.gateway.counters.bytes_in, bench.gateway.counters.over_quota), (30, 1));
+    bench.send(None, program(15, PROGRAM), local(&friend), b"x");
+    bench.send(None, program(15, 4001), local(&friend), b"x");
+    let counters = &bench.gateway.counters;
+    assert_eq!((counters.bytes_out, counters.udp_refused), (60, 2));
+    assert_eq!(metered(&bench), Metered { over_quota: 3, ..Metered::default() });
+}
+
 /// Returns a gateway whose policy allows guests 1 and 2 to greet [`SERVER`] over QUIC.
-fn greeted() -> Bench {
+fn greeted(audit: Option<Audit>) -> Bench {
     // The answer of a resolver: a.example is 192.0.2.1.
     let answer = b"\0\x07\x81\x80\0\x01\0\x01\0\0\0\0\x01a\x07example\0\0\x01\0\x01\
                    \xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\xc0\0\x02\x01";
@@ -337,7 +413,7 @@ fn greeted() -> Bench {
         limits: FlowLimits::default(),
     };
     let policy = Policy::new(vec![rule], Action::Deny, true).expect("a policy");
-    let enforcer = std::sync::Arc::new(Enforcer::new(policy, None));
+    let enforcer = std::sync::Arc::new(Enforcer::new(policy, audit));
     for guest in [1, 2] {
         assert_eq!(enforcer.answer(Some(guest), answer, Instant::START), Message::Pass);
     }
@@ -352,7 +428,7 @@ fn what_waits_for_a_greeting_is_bounded() {
     // A packet with a long header, of type 0-RTT, with 20 bytes.
     let mut early = vec![0xd0, 0, 0, 0, 1, 0, 0, 20];
     early.extend([0; 20]);
-    let mut bench = greeted();
+    let mut bench = greeted(None);
     for port in 1..=300 {
         for _ in 0..2 {
             bench.ask(Some(1), program(16, port), SERVER.into(), &early);
@@ -368,10 +444,14 @@ fn what_waits_for_a_greeting_is_bounded() {
 }
 
 /// Goal: what clients say is charged to their guest, also if the datagram is invalid in the end.
+/// The audit says so for each flow that is denied.
 /// Bad input: a part of a hello that is far from its beginning, and rubbish behind it.
 #[test]
 fn what_clients_of_quic_say_is_bounded() {
-    let mut bench = greeted();
+    let mut file = File::from(
+        rustix::fs::memfd_create("audit", rustix::fs::MemfdFlags::CLOEXEC).expect("a file"),
+    );
+    let mut bench = greeted(Some(Audit::new(file.try_clone().expect("a file"), u64::MAX)));
     // One byte at 16,000 of the stream, which takes about 32 KiB. Padding makes a sample.
     let mut frames = vec![6, 0x7e, 0x80, 1, 7];
     frames.resize(40, 0);
@@ -385,4 +465,12 @@ fn what_clients_of_quic_say_is_bounded() {
     assert!((100..150).contains(&counters.udp_filtered), "{}", counters.udp_filtered);
     bench.ask(Some(2), program(17, PROGRAM), SERVER.into(), &datagram);
     assert!((101..151).contains(&bench.gateway.counters.udp_filtered), "another guest's");
+    let refused = bench.gateway.counters.udp_refused as usize;
+    // The audit is complete once its thread has ended.
+    drop(bench);
+    let mut text = String::new();
+    file.rewind().expect("the audit");
+    file.read_to_string(&mut text).expect("the audit");
+    let reason = "the guest has too many greetings over QUIC at once";
+    assert_eq!(text.matches(reason).count(), refused, "{text}");
 }

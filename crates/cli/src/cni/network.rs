@@ -17,7 +17,7 @@ use towpath_gateway::services::wire::domain::DomainName;
 use super::error::{self, Error};
 use super::key::{Key, Prefix};
 use super::namespace::Address;
-use crate::control::{api, ask, instances, ports};
+use crate::control::{api, ask, instances, ports, published};
 
 /// Most attempts at a change that others may prevent: the network refuses one only if another
 /// plugin or a guest has changed it in the same moment.
@@ -254,7 +254,7 @@ impl Network {
         file: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<Result<(), (u64, String)>> {
         let body = json!({ "operations": operations });
-        match ask::exchange(&self.path, "POST", api::TRANSACTION, Some(&body), file)? {
+        match ask::exchange(&self.path, "POST", published::TRANSACTION, Some(&body), file)? {
             (200, _) => Ok(Ok(())),
             (_, value) => {
                 let operation = value["operation"].as_u64().unwrap_or(u64::MAX);

@@ -577,8 +577,7 @@ impl State {
         let guest = admission.guest;
         let mut meter = |scope, limits| meters.meter(guest, policies.owner(guest), scope, limits);
         let (of_all, of_rule) = policies.of(guest).map_or((None, None), |policy| {
-            let of_rule = rule
-                .and_then(|rule| meter(Scope::Rule(rule), policy.rule_limits(rule)));
+            let of_rule = rule.and_then(|rule| meter(Scope::Rule(rule), policy.rule_limits(rule)));
             (meter(Scope::Guest, policy.limits()), of_rule)
         });
         admission.meters.set([of_all, of_rule]);
@@ -591,8 +590,10 @@ impl State {
             let bounded = rules.filter(|(rule, _)| rule.limits.bound_bytes());
             let rules = bounded.map(|(rule, number)| (rule.id.clone(), Scope::Rule(Some(number))));
             let all = policy.limits().bound_bytes().then(|| ("*".to_owned(), Scope::Guest));
-            let bound = |(id, scope)| {
-                Bound { port: self.port_name(owner), id, done: self.meters.metered(owner, scope) }
+            let bound = |(id, scope)| Bound {
+                port: self.port_name(owner),
+                id,
+                done: self.meters.metered(owner, scope),
             };
             all.into_iter().chain(rules).map(bound).collect::<Vec<_>>()
         };

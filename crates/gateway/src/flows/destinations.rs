@@ -192,7 +192,7 @@ impl Egress {
                 Decision::Deny => return None,
             };
             if self.destinations.len() >= REMEMBERED_MAX {
-                self.end_where(|known| known.admission.guest() == guest, now);
+                self.end_guest(guest, now);
             }
             if self.destinations.len() >= REMEMBERED_MAX {
                 return None;
@@ -273,6 +273,11 @@ impl Egress {
                 self.enforcer.ended(&admission, bytes, now);
             }
         }
+    }
+
+    /// Ends the flows of a guest.
+    pub(super) fn end_guest(&mut self, guest: Option<u16>, now: Instant) {
+        self.end_where(|known| known.admission.guest() == guest, now);
     }
 
     /// Returns what bounds the echoes that the program asks this address for; `None` if it may not.

@@ -120,7 +120,7 @@ impl Gateway {
     /// Forgets the verdicts about a guest whose port is gone: another one may get its number.
     pub(crate) fn forget_guest(&mut self, port: u16, now: Instant) {
         if let Some(egress) = &mut self.egress {
-            egress.end_where(|known| known.admission.guest() == Some(port), now);
+            egress.end_guest(Some(port), now);
             self.pings.forget_flows();
         }
     }

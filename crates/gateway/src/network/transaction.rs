@@ -134,7 +134,10 @@ enum Undo {
     /// Change the remotes of a port.
     Remotes(String, Vec<(remotes::Change, Origin)>),
     /// Keep the port at this index, which this operation removes.
-    Stay { index: usize, operation: usize },
+    Stay {
+        index: usize,
+        operation: usize,
+    },
     /// Restore the services.
     Return(Box<Checkpoint>),
     /// Undo a change of a published port.

@@ -190,15 +190,54 @@ fn a_quota_that_is_used_up_denies_flows() {
     let mut first = begins(None).unwrap();
     first.meters().take(Direction::Out, 100, false, at(0));
     assert!(begins(None).is_none() && begins(Some(1)).is_some());
-    let Summary { metered, by_rule, .. } = enforcer.summary();
-    let all = Metered { over_quota: 1, ..Metered::default() };
-    assert_eq!((metered, by_rule[0].1), (vec![("*".to_owned(), all)], [2, 1]));
+    let Summary { bounds, by_rule, .. } = enforcer.summary();
+    let done = Metered { over_quota: 1, ..Metered::default() };
+    let all = Bound { port: None, id: "*".to_owned(), done };
+    assert_eq!((bounds, by_rule[0].1), (vec![all], [2, 1]));
     enforcer.set_policy(policy(100));
     assert!(begins(None).is_none());
     enforcer.set_policy(policy(150));
     assert!(begins(None).is_some());
     assert!(enforcer.review(&mut first, at(1)));
     assert_eq!(first.meters().grant(Direction::Out, at(1)), Grant::Bytes(50));
+}
+
+/// Goal: a port's own policy bounds its guest alone. What the guest has used stays used when the
+/// port gets its policy, gets another one and loses it; reports tell the policies apart.
+#[test]
+fn a_port_has_a_quota_of_its_own() {
+    let policy = |quota| {
+        let net = rule("net", "192.0.2.0/24", Check::Greeting);
+        let policy = Policy::new(vec![net], Action::Deny, true).unwrap();
+        policy.with_limits(Limits { quota: Some(quota), ..Limits::default() })
+    };
+    let enforcer = Enforcer::new(policy(100), None);
+    let left = |guest| match enforcer.begin(guest, flow("tcp://192.0.2.1:443"), at(0)) {
+        Decision::Allow(admission) => match admission.meters().grant(Direction::Out, at(0)) {
+            Grant::Bytes(bytes) => bytes,
+            Grant::Wait | Grant::Over => 0,
+        },
+        Decision::Greeting(_) | Decision::Deny => 0,
+    };
+    let uses = |guest, bytes| match enforcer.begin(guest, flow("tcp://192.0.2.1:443"), at(0)) {
+        Decision::Allow(admission) => admission.meters().take(Direction::Out, bytes, false, at(0)),
+        Decision::Greeting(_) | Decision::Deny => panic!("it may begin"),
+    };
+    uses(Some(1), 60);
+    uses(Some(2), 10);
+    enforcer.set_port_policy(1, "one", Some(policy(70)));
+    assert_eq!([1, 2].map(|guest| left(Some(guest))), [10, 90]);
+    enforcer.set_port_policy(1, "one", Some(policy(50)));
+    assert_eq!([1, 2].map(|guest| left(Some(guest))), [0, 90]);
+    let over = |bound: &Bound| (bound.port.clone(), bound.done.over_quota);
+    let bounds: Vec<_> = enforcer.summary().bounds.iter().map(over).collect();
+    assert_eq!(bounds, [(None, 0), (Some("one".to_owned()), 1)]);
+    enforcer.set_policy(policy(1000));
+    assert_eq!([1, 2].map(|guest| left(Some(guest))), [0, 990]);
+    enforcer.set_port_policy(1, "one", None);
+    assert_eq!([1, 2].map(|guest| left(Some(guest))), [940, 990]);
+    enforcer.forget(1);
+    assert_eq!(left(Some(1)), 1000);
 }
 
 /// Goal: a flow beyond a bound is denied with its reason, also after its greeting; flows that end

@@ -124,7 +124,10 @@ enum Undo {
     Remove(String),
     Restore(String, PortSettings),
     /// Keep the port at this index, which this operation removes.
-    Stay { index: usize, operation: usize },
+    Stay {
+        index: usize,
+        operation: usize,
+    },
     /// Restore the services.
     Return(Box<Checkpoint>),
     /// Undo a change of a published port.

@@ -5,10 +5,14 @@
 //! difference is the cost of N units of work. `xtask/figures.txt` stores the figures with the
 //! compiler, processor and kernel that they depend on. On other ones, the limits are wider.
 //!
+//! Where one thread does everything without the kernel, callgrind also counts atomic
+//! read-modify-writes. A packet of a network with more workers may not cost more than with two:
+//! these figures are compared with each other, whatever the stored ones are.
+//!
 //! In gateway cases, the benchmark also acts as the program and as the peer. It reports the number
 //! of their system calls, which are subtracted.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,17 +33,25 @@ struct Case {
     /// Over a TAP device, which needs root. Only system calls are counted, because valgrind does
     /// not support some of the calls that create network namespaces.
     is_over_tap: bool,
+    /// Workers of the network that the packets pass; 0 without one. System calls are not counted.
+    workers: usize,
 }
 
 impl Case {
     /// A case of towpath alone.
     const fn alone(name: &'static str, work: &'static str, count: u64) -> Self {
-        Self { name, work, count, rounds: 1, is_over_tap: false }
+        Self { name, work, count, rounds: 1, is_over_tap: false, workers: 0 }
+    }
+
+    /// Packets of 64 bytes from guest to guest, each of which crosses to the next worker if there
+    /// are several.
+    const fn network(name: &'static str, work: &'static str, workers: usize) -> Self {
+        Self { workers, ..Self::alone(name, work, NETWORK_PACKETS) }
     }
 
     /// A case with kernel sockets.
     const fn sockets(name: &'static str, work: &'static str, count: u64) -> Self {
-        Self { name, work, count, rounds: ROUNDS_SWAYED, is_over_tap: false }
+        Self { rounds: ROUNDS_SWAYED, ..Self::alone(name, work, count) }
     }
 
     /// A case with kernel sockets on both sides.
@@ -50,8 +62,13 @@ impl Case {
 
 /// Rounds of cases in which the kernel takes part.
 const ROUNDS_SWAYED: usize = 3;
+/// Packets of a network: 16 bursts of each of eight guests.
+const NETWORK_PACKETS: u64 = 4096;
+/// Counts in this function of the benchmark only. Before it, the workers turn until all guests are
+/// connected, which depends on time.
+const WITHIN: &[&str] = &["--toggle-collect=*work::network::Rig::pass*"];
 
-const CASES: [Case; 24] = [
+const CASES: [Case; 28] = [
     Case::alone("tcp_packet", "plain,1448", 2000),
     Case::alone("tcp_copied_64KiB", "copy,65536", 500),
     Case::alone("tcp_lent_4KiB", "lend,4096", 1000),
@@ -60,6 +77,10 @@ const CASES: [Case; 24] = [
     Case::alone("vm_to_vm_64B_packed", "vm_64B_packed", 4096),
     Case::alone("vm_to_vm_segmented", "vm_to_vm_segmented", 200),
     Case::alone("vm_to_vm_64KiB", "vm_to_vm_whole", 500),
+    Case::network("network_64B_1worker", "network_of_1", 1),
+    Case::network("network_64B_2workers", "network_of_2", 2),
+    Case::network("network_64B_4workers", "network_of_4", 4),
+    Case::network("network_64B_8workers", "network_of_8", 8),
     Case::sockets("gateway_out_64KiB", "gateway_out", 2000),
     Case::sockets("gateway_in_64KiB", "gateway_in", 2000),
     Case::sockets("gateway_joined_64KiB", "gateway_joined", 2000),
@@ -84,6 +105,8 @@ struct Figures {
     instructions: f64,
     allocations: f64,
     system_calls: f64,
+    /// Atomic read-modify-writes; 0 if the kernel takes part.
+    atomics: f64,
 }
 
 /// Allowed growth of instructions, as a share: two processors differed by 1 %.
@@ -96,6 +119,11 @@ const INSTRUCTIONS_MORE_SWAYED: f64 = 0.25;
 /// buffer other amounts.
 const SYSTEM_CALLS_MORE: f64 = 0.15;
 const SYSTEM_CALLS_MORE_ELSEWHERE: f64 = 1.0;
+/// Allowed growth of atomic read-modify-writes. The same code has the same number everywhere.
+const ATOMICS_MORE: f64 = 0.06;
+/// Allowed growth from two workers to more, of instructions and of atomic read-modify-writes. One
+/// read-modify-write for each other worker and burst would be 40 % more with eight.
+const MORE_WITH_WORKERS: f64 = 0.06;
 /// A smaller number counts as none, for example from tables that grow once.
 const NONE: f64 = 0.02;
 /// A smaller number of instructions counts as none: a joined flow takes about a hundred per 64 KiB.
@@ -142,7 +170,9 @@ pub(crate) fn compare() -> Result<Count, String> {
         println!("the limits are wider, because the figures are of {}", stored.setting);
     }
     let mut count = Count::default();
-    println!("{:<24}{:>14}{:>9}{:>14}{:>9}", "", "instructions", "", "system calls", "");
+    let mut with_two = None;
+    let titles = ["instructions", "system calls", "atomics"];
+    println!("{:<24}{}", "", titles.map(|title| format!("{title:>14}{:>9}", "")).concat());
     let has_tap = may_make_devices();
     for case in &CASES {
         if case.is_over_tap && !has_tap {
@@ -157,14 +187,21 @@ pub(crate) fn compare() -> Result<Count, String> {
             is = measure(case, case.rounds)?;
         }
         println!(
-            "{:<24}{:>14.0}{:>+8.1}%{:>14.3}{:>+8.1}%",
+            "{:<24}{:>14.0}{:>+8.1}%{:>14.3}{:>+8.1}%{:>14.3}{:>+8.1}%",
             case.name,
             is.instructions,
             more(is.instructions, was.instructions),
             is.system_calls,
             more(is.system_calls, was.system_calls),
+            is.atomics,
+            more(is.atomics, was.atomics),
         );
-        let worse = worse(is, was, &room);
+        let mut worse = worse(is, was, &room);
+        match (case.workers, with_two) {
+            (2, _) => with_two = Some(is),
+            (3.., Some(two)) => worse.extend(worse_than_with_two(is, two)),
+            _ => {}
+        }
         for what in &worse {
             println!("{}: {what}", case.name);
         }
@@ -183,6 +220,14 @@ fn may_make_devices() -> bool {
     let user = Command::new("id").arg("-u").output();
     let is_root = user.is_ok_and(|user| user.stdout.trim_ascii() == b"0");
     is_root && Path::new("/dev/net/tun").exists()
+}
+
+/// As in the file of stored figures.
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { instructions, allocations, system_calls, atomics } = self;
+        write!(f, "{instructions:.0} {allocations:.2} {system_calls:.3} {atomics:.3}")
+    }
 }
 
 /// Allowed growth, as a share.
@@ -228,6 +273,23 @@ fn worse(is: Figures, was: Figures, room: &Room) -> Vec<String> {
     if is.allocations > was.allocations + NONE {
         worse.push(format!("{:.3} allocations, were {:.3}", is.allocations, was.allocations));
     }
+    if is.atomics > was.atomics * (1.0 + ATOMICS_MORE) + NONE {
+        worse.push(format!("{:.3} read-modify-writes, were {:.3}", is.atomics, was.atomics));
+    }
+    worse
+}
+
+/// Describes what a packet costs more with many workers than with two.
+fn worse_than_with_two(is: Figures, two: Figures) -> Vec<String> {
+    let mut worse = Vec::new();
+    for (what, is, two) in [
+        ("instructions", is.instructions, two.instructions),
+        ("read-modify-writes", is.atomics, two.atomics),
+    ] {
+        if is > two * (1.0 + MORE_WITH_WORKERS) {
+            worse.push(format!("{is:.3} {what}, and {two:.3} with two workers"));
+        }
+    }
     worse
 }
 
@@ -240,16 +302,15 @@ fn store() -> Result<(), String> {
     }
     let mut text = format!("# {HEAD}\n{}\n", Setting::here()?);
     for case in &CASES {
-        let Figures { instructions, allocations, system_calls } = measure(case, case.rounds)?;
-        let line = format!("{} {instructions:.0} {allocations:.2} {system_calls:.3}", case.name);
+        let line = format!("{} {}", case.name, measure(case, case.rounds)?);
         println!("{line}");
         writeln!(text, "{line}").expect("a string takes everything");
     }
     fs::write(figures_path(), text).map_err(|error| error.to_string())
 }
 
-const HEAD: &str = "What a piece of work costs: instructions, allocations, system calls. \
-                    Written by `cargo xtask bench-guard --write`.";
+const HEAD: &str = "What a piece of work costs: instructions, allocations, system calls, atomic \
+                    read-modify-writes. Written by `cargo xtask bench-guard --write`.";
 
 fn figures_path() -> PathBuf {
     root().join("xtask/figures.txt")
@@ -306,8 +367,8 @@ impl Setting {
     }
 }
 
-impl std::fmt::Display for Setting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { compiler, processor, kernel } = self;
         write!(f, "compiler {compiler}\nprocessor {processor}\nkernel {kernel}")
     }
@@ -329,11 +390,13 @@ impl<'a> Stored<'a> {
                 continue;
             }
             let numbers: Result<Vec<f64>, _> = rest.split(' ').map(str::parse).collect();
-            let &[instructions, allocations, system_calls] = &numbers.map_err(|_| bad())?[..]
+            let &[instructions, allocations, system_calls, atomics] =
+                &numbers.map_err(|_| bad())?[..]
             else {
                 return Err(bad());
             };
-            stored.lines.push((name, Figures { instructions, allocations, system_calls }));
+            let figures = Figures { instructions, allocations, system_calls, atomics };
+            stored.lines.push((name, figures));
         }
         Ok(stored)
     }
@@ -347,23 +410,29 @@ impl<'a> Stored<'a> {
 
 /// Measures a case: the medians of `rounds` rounds.
 fn measure(case: &Case, rounds: usize) -> Result<Figures, String> {
-    let all = (0..rounds).map(|_| each(case, system_calls_of));
-    let mut all = all.collect::<Result<Vec<_>, _>>()?;
-    all.sort_by(f64::total_cmp);
-    let system_calls = all[rounds / 2];
+    let mut system_calls = 0.0;
+    if case.workers == 0 {
+        let all = (0..rounds).map(|_| each(case, system_calls_of));
+        let mut all = all.collect::<Result<Vec<_>, _>>()?;
+        all.sort_by(f64::total_cmp);
+        system_calls = all[rounds / 2];
+    }
     if case.is_over_tap {
-        return Ok(Figures { instructions: 0.0, allocations: 0.0, system_calls });
+        return Ok(Figures { instructions: 0.0, allocations: 0.0, system_calls, atomics: 0.0 });
     }
     let mut costs = (0..rounds).map(|_| cost(case)).collect::<Result<Vec<_>, _>>()?;
-    costs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (instructions, allocations) = costs[rounds / 2];
-    Ok(Figures { instructions, allocations, system_calls })
+    costs.sort_by(|a, b| a[0].total_cmp(&b[0]));
+    let [instructions, atomics, allocations] = costs[rounds / 2];
+    // The kernel decides how often a thread is woken.
+    let atomics = if case.rounds > 1 { 0.0 } else { atomics };
+    Ok(Figures { instructions, allocations, system_calls, atomics })
 }
 
-/// Instructions and allocations per unit of work.
-fn cost(case: &Case) -> Result<(f64, f64), String> {
-    let (once, twice) = (costs_of(&work(case, 1))?, costs_of(&work(case, 2))?);
-    Ok((piece(case, once.0, twice.0), piece(case, once.1, twice.1)))
+/// Instructions, read-modify-writes and allocations per unit of work.
+fn cost(case: &Case) -> Result<[f64; 3], String> {
+    let within = if case.workers > 0 { WITHIN } else { &[] };
+    let (once, twice) = (costs_of(&work(case, 1), within)?, costs_of(&work(case, 2), within)?);
+    Ok(std::array::from_fn(|at| piece(case, once[at], twice[at])))
 }
 
 /// The value of `--harness` for `times` N units of work.
@@ -381,14 +450,15 @@ fn each(case: &Case, count: fn(&str) -> Result<u64, String>) -> Result<f64, Stri
     Ok(piece(case, count(&work(case, 1))?, count(&work(case, 2))?))
 }
 
-/// Counts instructions and allocations of a run.
-fn costs_of(work: &str) -> Result<(u64, u64), String> {
+/// Counts instructions, read-modify-writes and allocations of a run, with further options of
+/// callgrind.
+fn costs_of(work: &str, further: &[&str]) -> Result<[u64; 3], String> {
     let file = target_folder("guard.callgrind");
     let path = file.to_str().ok_or("the folder's name is no text")?;
     let out = format!("--callgrind-out-file={path}");
-    let log = run_under("valgrind", &["--tool=callgrind", "--compress-strings=no", &out], work)?;
-    // callgrind prints `==7== Collected : 1234567`.
-    let instructions = number(&log, |line| Some(line.split_once("Collected :")?.1))?;
+    let options = ["--tool=callgrind", "--collect-bus=yes", "--compress-strings=no", &out];
+    let options = [&options, further].concat();
+    let [instructions, atomics] = collected(&run_under("valgrind", &options, work)?)?;
     let profile = fs::read_to_string(&file).map_err(|error| format!("{path}: {error}"))?;
     let _ = fs::remove_file(&file);
     let allocations = allocations_in(&profile).ok_or_else(|| {
@@ -398,7 +468,21 @@ fn costs_of(work: &str) -> Result<(u64, u64), String> {
             ALLOCATING.join(", ")
         )
     })?;
-    Ok((instructions, allocations))
+    Ok([instructions, atomics, allocations])
+}
+
+/// Reads instructions and read-modify-writes from callgrind's output: it prints `==7== Collected :
+/// 1234567 89` in the order of its events, `Ir` and `Ge`. The latter are the instructions that lock
+/// the bus: those with the prefix LOCK, and exchanges with memory. Fences do not count.
+fn collected(log: &str) -> Result<[u64; 2], String> {
+    let of = |title| log.lines().find_map(|line| Some(line.split_once(title)?.1.trim()));
+    let none = || format!("no count in this output:\n{log}");
+    if of("Events    :") != Some("Ir Ge") {
+        return Err(none());
+    }
+    let counts = of("Collected :").ok_or_else(none)?.split_whitespace().map(str::parse);
+    let counts = counts.collect::<Result<Vec<u64>, _>>().map_err(|_| none())?;
+    counts.try_into().map_err(|_| none())
 }
 
 /// Number of allocating calls in a callgrind profile. A line `cfn=malloc` names a called function;
@@ -470,7 +554,8 @@ const TUNABLES: &str = "glibc.cpu.x86_rep_movsb_threshold=1073741824:\
 mod tests {
     use super::*;
 
-    const WAS: Figures = Figures { instructions: 10_000.0, allocations: 0.0, system_calls: 2.0 };
+    const WAS: Figures =
+        Figures { instructions: 10_000.0, allocations: 0.0, system_calls: 2.0, atomics: 0.1 };
 
     #[test]
     fn only_regressions_are_reported() {
@@ -486,6 +571,37 @@ mod tests {
         let calling = Figures { system_calls: 2.4, allocations: 1.0, ..WAS };
         assert_eq!(worse(calling, WAS, &same).len(), 2);
         assert_eq!(worse(calling, WAS, &elsewhere).len(), 1, "of another kernel");
+        let shared = Figures { atomics: 1.1, ..WAS };
+        for room in [same, elsewhere] {
+            assert_eq!(worse(shared, WAS, &room), ["1.100 read-modify-writes, were 0.100"]);
+        }
+    }
+
+    #[test]
+    fn more_workers_may_not_cost_more() {
+        assert!(worse_than_with_two(WAS, WAS).is_empty());
+        let more = Figures { instructions: 10_700.0, atomics: 0.107, ..WAS };
+        let expected = [
+            "10700.000 instructions, and 10000.000 with two workers",
+            "0.107 read-modify-writes, and 0.100 with two workers",
+        ];
+        assert_eq!(worse_than_with_two(more, WAS), expected);
+    }
+
+    /// Goal: no case of more workers is without one of two to compare it with.
+    #[test]
+    fn networks_are_compared_with_two_workers() {
+        let workers = CASES.iter().map(|case| case.workers).filter(|workers| *workers > 0);
+        assert!(workers.eq([1, 2, 4, 8]));
+    }
+
+    #[test]
+    fn counts_of_callgrind_are_read() {
+        let log = "==7== Events    : Ir Ge\n==7== Collected : 1234567 89\n==7== \n";
+        assert_eq!(collected(log), Ok([1_234_567, 89]));
+        for log in ["==7== Collected : 1 2\n", "==7== Events    : Ir\n==7== Collected : 1\n"] {
+            assert!(collected(log).is_err(), "{log}");
+        }
     }
 
     #[test]
@@ -496,8 +612,8 @@ mod tests {
         assert_eq!(allocations_in("fn=main\ncfn=free\ncalls=7 0\n13 9\n"), None);
     }
 
-    /// Goal: the guard can fail. Method: for each case, one call, one allocation or half of the
-    /// instructions more than stored is reported.
+    /// Goal: the guard can fail. Method: for each case, one call, one allocation, half of the
+    /// instructions or of the read-modify-writes more than stored is reported.
     #[test]
     fn each_case_can_become_worse() {
         let text = fs::read_to_string(figures_path()).unwrap();
@@ -508,11 +624,16 @@ mod tests {
             assert!(worse(was, was, &room).is_empty(), "{}", case.name);
             // For a connection, one more call is a small share of its calls.
             let calls = (was.system_calls * 0.2).max(1.0);
-            let counted = if case.is_over_tap { 1 } else { 3 };
+            let counted = match case.rounds {
+                _ if case.is_over_tap => 1,
+                1 => 4,
+                _ => 3,
+            };
             for more in [
                 Figures { system_calls: was.system_calls + calls, ..was },
                 Figures { allocations: was.allocations + 1.0, ..was },
                 Figures { instructions: was.instructions * 1.5 + INSTRUCTIONS_NONE, ..was },
+                Figures { atomics: was.atomics * 1.5 + 0.1, ..was },
             ]
             .into_iter()
             .take(counted)
@@ -524,11 +645,11 @@ mod tests {
 
     #[test]
     fn stored_figures_are_found() {
-        let stored = Stored::parse("# words\ncompiler rustc 1.2\nvm 10 0.00 1.5\n").unwrap();
+        let stored = Stored::parse("# words\ncompiler rustc 1.2\nvm 10 0.00 1.5 0.25\n").unwrap();
         assert_eq!(stored.setting.compiler, "rustc 1.2");
-        let vm = Figures { instructions: 10.0, allocations: 0.0, system_calls: 1.5 };
+        let vm = Figures { instructions: 10.0, allocations: 0.0, system_calls: 1.5, atomics: 0.25 };
         assert_eq!(stored.of("vm"), Ok(vm));
         assert!(stored.of("vn").is_err());
-        assert!(Stored::parse("vm 1 2").is_err() && Stored::parse("vm 1 2 x").is_err());
+        assert!(Stored::parse("vm 1 2 3").is_err() && Stored::parse("vm 1 2 3 x").is_err());
     }
 }

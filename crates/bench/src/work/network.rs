@@ -3,7 +3,7 @@
 //! The guests form a circle: each sends to the next one, whose port belongs to the next worker. So
 //! every worker has the same to do, whatever their number is, and with several workers each packet
 //! crosses from one to another. One thread does everything: the drivers' part and the turns of all
-//! workers. So the same happens in each run.
+//! workers. So the same happens in each run, once the guests are connected.
 
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
@@ -145,7 +145,10 @@ impl Rig {
         Ok(far)
     }
 
-    /// Makes each guest send so many packets, and waits for all of them.
+    /// Makes each guest send so many packets, and waits for all of them. `cargo xtask bench-guard`
+    /// counts in this function only: how often all workers turn while the guests connect depends on
+    /// time.
+    #[inline(never)]
     fn pass(&mut self, guests: &mut [Guest], count: u32) -> anyhow::Result<()> {
         guests.iter_mut().try_for_each(|guest| guest.send(count))?;
         let expected = u64::from(count) * SMALL.bytes_received();

@@ -4,8 +4,8 @@
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
 //! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`REMOTES`], [`PUBLISHED`], [`STATS`],
 //! [`FLOWS`] and [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see
-//! [`operations`]. `DELETE` of [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a
-//! policy; see
+//! [`operations`]. `DELETE` of [`FLOWS`] ends a native flow. Both answer `POST` of [`AUDIT`], and of
+//! [`EGRESS`] with a policy; see
 //! [`egress`](towpath_gateway::control::egress).
 
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 use crate::control::figures;
 use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
-use crate::control::policy::{self, EGRESS};
+use crate::control::policy::{self, AUDIT, EGRESS};
 use crate::control::published::{self, Publishing, TRANSACTION};
 use crate::control::remotes;
 
@@ -83,10 +83,11 @@ pub(crate) fn answer(
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
         ("POST", TRANSACTION) => transaction(worker, request.body, file),
         ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
+        ("POST", AUDIT) => policy::reopen_audit(worker.egress()),
         (
             _,
             NETWORK | PORTS | LEASES | REMOTES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION
-            | EGRESS,
+            | EGRESS | AUDIT,
         ) => wrong_method(request, &format!("GET to read, or POST {TRANSACTION}")),
         _ => unknown_path(
             request,
@@ -124,7 +125,8 @@ pub(crate) fn answer_gateway(
         }
         ("POST", TRANSACTION) => published::transaction(serving, request.body),
         ("POST", EGRESS) => policy::replace(serving.egress(), request.body),
-        (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS) => {
+        ("POST", AUDIT) => policy::reopen_audit(serving.egress()),
+        (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS | AUDIT) => {
             wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
         }
         _ => unknown_path(request, &[PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),

@@ -221,7 +221,10 @@ pub enum PortError {
     #[error(transparent)]
     Vxlan(#[from] InvalidVxlan),
     /// A socket of a VXLAN port could not be opened.
-    #[error("cannot open a UDP socket at {at} for VXLAN: {error}")]
+    #[error(
+        "cannot open a UDP socket at {at} for VXLAN: {error}; each VXLAN port needs its own local \
+         address or UDP port (local=, port=)"
+    )]
     VxlanSocket {
         /// The local address and port.
         at: SocketAddr,

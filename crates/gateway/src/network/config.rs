@@ -20,7 +20,7 @@ use towpath_net::vxlan::remotes::ChangeError;
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::CAPACITY_MAX;
 
-use super::vxlan::{InvalidVxlan, VxlanSettings};
+use super::tunnel::{InvalidVxlan, VxlanSettings};
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
 use crate::services;

@@ -1,9 +1,9 @@
 //! `bench tunnels`: TCP between machines on two hosts that a VXLAN tunnel joins: through two
 //! towpaths, and through the kernel's own VXLAN devices, on the same veth pair with an MTU of 1500.
 //!
-//! Each host is a network namespace. A machine of towpath's is a namespace with a TAP device, one of
-//! the kernel's a namespace behind a veth pair and a bridge. The veth pair between the hosts favours
-//! the kernel: it passes tunnelled super-packets whole, which a network card would cut.
+//! Each host is a network namespace. A machine of towpath's is a namespace with a TAP device, one
+//! of the kernel's a namespace behind a veth pair and a bridge. The veth pair between the hosts
+//! favours the kernel: it passes tunnelled super-packets whole, which a network card would cut.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

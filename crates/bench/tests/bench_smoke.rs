@@ -291,6 +291,20 @@ fn a_quick_run_of_vhost_yields_all_figures() {
     }
 }
 
+/// Checks only that there are figures, not which tunnel is faster.
+#[test]
+fn a_quick_run_of_tunnels_yields_figures() {
+    if let Some(reason) = cannot_run(&["ip", "iperf3"]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let run = Run::of("tunnels", &["--cases", "tunnel_*_1flow"]);
+    run.check_names(["tunnel_ipv4_1flow", "tunnel_ipv6_1flow"].map(str::to_owned));
+    for object in run.cases.values() {
+        assert!(is_measured(object), "{object}: {}", run.errors);
+    }
+}
+
 /// Real machines copy as often as drivers do, except for TCP retransmissions and for
 /// acknowledgements, which are too small to be lent.
 #[test]

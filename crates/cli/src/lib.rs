@@ -71,7 +71,7 @@ fn act(arguments: Arguments) -> Result<Ending, Failure> {
         Action::Port(arguments) => control::ports::change(&arguments),
         Action::Workers(arguments) => control::ports::set_workers(&arguments),
         Action::Lease(arguments) => control::ports::lease(&arguments),
-        Action::Remote(arguments) => control::remotes::change(&arguments),
+        Action::Remote(arguments) => control::ports::remote(&arguments),
         Action::Publish(arguments) => control::ports::publish(&arguments),
         Action::Policy(arguments) => control::policy::policy(&arguments),
         Action::Capture(arguments) => control::capture::capture(&arguments),

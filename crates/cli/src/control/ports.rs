@@ -1,7 +1,9 @@
-//! `towpath ls`, `port`, `workers`, `lease` and `publish`: showing and changing running networks.
+//! `towpath ls`, `port`, `workers`, `lease`, `remote` and `publish`: showing and changing running
+//! networks.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
@@ -12,7 +14,7 @@ use towpath_gateway::publish::PROGRAM;
 
 use crate::config::args::{
     AddOrDel, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments, PublishArguments,
-    WhichNetwork, WorkersAction, WorkersArguments,
+    RemoteArguments, WhichNetwork, WorkersAction, WorkersArguments,
 };
 use crate::config::{policy_file, settings};
 use crate::control::api;
@@ -120,6 +122,28 @@ pub(crate) fn lease(arguments: &LeaseArguments) -> Result<Ending, Failure> {
     perform(operations, &one(&arguments.which)?)
 }
 
+/// Adds or removes a remote, or a station behind one.
+pub(crate) fn remote(arguments: &RemoteArguments) -> Result<Ending, Failure> {
+    let RemoteArguments { action, port, remote, mac, address, which } = arguments;
+    let (remote, mac) = (remote.to_string(), mac.map(|mac| mac.to_string()));
+    let of_address = |address: &IpAddr| match action {
+        AddOrDel::Add => {
+            json!({ "add-remote": { "port": port, "mac": mac, "address": address.to_string() } })
+        }
+        AddOrDel::Del => json!({ "del-remote": { "port": port, "address": address.to_string() } }),
+    };
+    let first = match (action, &mac) {
+        (AddOrDel::Add, None) => json!({ "add-remote": { "port": port, "remote": remote } }),
+        (AddOrDel::Del, None) => json!({ "del-remote": { "port": port, "remote": remote } }),
+        (AddOrDel::Add, Some(mac)) => {
+            json!({ "add-remote": { "port": port, "remote": remote, "mac": mac } })
+        }
+        (AddOrDel::Del, Some(mac)) => json!({ "del-remote": { "port": port, "mac": mac } }),
+    };
+    let operations = [first].into_iter().chain(address.iter().map(of_address)).collect();
+    perform(operations, &one(which)?)
+}
+
 /// Publishes or unpublishes ports.
 pub(crate) fn publish(arguments: &PublishArguments) -> Result<Ending, Failure> {
     let verb = match arguments.action {
@@ -174,7 +198,7 @@ fn no_instance(guest: &str) -> String {
 }
 
 /// Sends operations to an instance, which makes all or none.
-pub(crate) fn perform(operations: Vec<Value>, path: &Path) -> Result<Ending, Failure> {
+fn perform(operations: Vec<Value>, path: &Path) -> Result<Ending, Failure> {
     let body = json!({ "operations": operations });
     ask::ask(path, "POST", published::TRANSACTION, Some(&body))?;
     Ok(Ending::Code(0))

@@ -1,35 +1,10 @@
-//! `towpath remote` and `towpath ls remotes`: the remotes of VXLAN ports.
+//! The remotes of VXLAN ports, as JSON and as lines.
 
 use serde_json::{Value, json};
 use towpath_gateway::network::{Network, PortRemotes};
 use towpath_gateway::worker::Worker;
 
-use crate::config::args::{AddOrDel, RemoteArguments};
 use crate::control::ask::plain;
-use crate::control::ports;
-use crate::exit::{Ending, Failure};
-
-/// Adds or removes a remote, or a station behind one.
-pub(crate) fn change(arguments: &RemoteArguments) -> Result<Ending, Failure> {
-    let RemoteArguments { action, port, remote, mac, address, which } = arguments;
-    let (remote, mac) = (remote.to_string(), mac.map(|mac| mac.to_string()));
-    let of_address = |address: &std::net::IpAddr| match action {
-        AddOrDel::Add => {
-            json!({ "add-remote": { "port": port, "mac": mac, "address": address.to_string() } })
-        }
-        AddOrDel::Del => json!({ "del-remote": { "port": port, "address": address.to_string() } }),
-    };
-    let first = match (action, &mac) {
-        (AddOrDel::Add, None) => json!({ "add-remote": { "port": port, "remote": remote } }),
-        (AddOrDel::Del, None) => json!({ "del-remote": { "port": port, "remote": remote } }),
-        (AddOrDel::Add, Some(mac)) => {
-            json!({ "add-remote": { "port": port, "remote": remote, "mac": mac } })
-        }
-        (AddOrDel::Del, Some(mac)) => json!({ "del-remote": { "port": port, "mac": mac } }),
-    };
-    let operations = [first].into_iter().chain(address.iter().map(of_address)).collect();
-    ports::perform(operations, &ports::one(which)?)
-}
 
 /// Returns the remotes of all VXLAN ports of a network, and the stations behind them.
 pub(crate) fn list(worker: &Worker<Network>) -> Value {

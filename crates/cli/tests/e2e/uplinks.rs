@@ -105,7 +105,7 @@ impl Machine {
         Process::start(command("nsenter", [namespace.into()].into_iter().chain(role)))
     }
 
-    pub(super) fn ping(&self, address: impl ToString) {
+    fn ping(&self, address: impl ToString) {
         let ping = ["-c", "3", "-i", "0.1", "-W", "60", "-q", &address.to_string()];
         let ping = self.namespace.run(|| run("ping", ping));
         assert!(ping.contains(" 3 received"), "{ping}");
@@ -200,7 +200,7 @@ pub(super) fn remove(interfaces: &[&str]) {
     }
 }
 
-pub(super) fn exchange(from: &Machine, to: &Machine, family: Family) {
+fn exchange(from: &Machine, to: &Machine, family: Family) {
     let address = to.address(family);
     from.ping(address);
     let mut server = to.start("echo-server", &[&PORT.to_string()]);

@@ -22,7 +22,7 @@ use towpath_net::vxlan::remotes::ChangeError;
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::CAPACITY_MAX;
 
-use super::vxlan::{InvalidVxlan, VxlanSettings};
+use super::tunnel::{InvalidVxlan, VxlanSettings};
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
 use crate::egress::policy::Policy;
@@ -274,7 +274,10 @@ pub enum PortError {
     #[error(transparent)]
     Vxlan(#[from] InvalidVxlan),
     /// A socket of a VXLAN port could not be opened.
-    #[error("cannot open a UDP socket at {at} for VXLAN: {error}")]
+    #[error(
+        "cannot open a UDP socket at {at} for VXLAN: {error}; each VXLAN port needs its own local \
+         address or UDP port (local=, port=)"
+    )]
     VxlanSocket {
         /// The local address and port.
         at: SocketAddr,

@@ -47,6 +47,7 @@ mod senders;
 mod several;
 mod share;
 mod transaction;
+mod tunnel;
 mod vxlan;
 mod workers;
 
@@ -59,7 +60,8 @@ pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_A
 pub use remotes::{Busy, CHANGES_MAX, ControlEvent, ControlPlane, EVENTS_MAX, PortRemotes};
 pub use report::{DeviceReport, NetworkReport, PortReport};
 pub use transaction::{Change, Operation, OperationError, TransactionError};
-pub use vxlan::{InvalidVxlan, VxlanCounters, VxlanSettings};
+pub use tunnel::{InvalidVxlan, VxlanSettings};
+pub use vxlan::VxlanCounters;
 pub use workers::WorkersError;
 
 use std::fmt::Display;

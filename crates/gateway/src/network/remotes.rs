@@ -1,14 +1,14 @@
-//! The remotes of VXLAN ports, for whoever changes and lists them, and the interface for a control
-//! plane such as BGP EVPN.
+//! The remotes of VXLAN ports: changes, lists, and the interface for a control plane such as BGP
+//! EVPN.
 //!
 //! # Theory of operation
 //!
 //! A [`ControlPlane`] is one end of two channels, which any one thread may use. Its changes are
 //! carried out between two turns of the first worker, which has all tunnels. In the other direction
 //! it gets an event for each local station in the VLAN of a VXLAN port that was found, has changed
-//! or has gone. The network compares what the switch knows with what it has told, when something
-//! has changed and at most every [`PAUSE`]; the data path does nothing for it. What does not fit
-//! the channel is told later, as it is then.
+//! or has gone. The network compares what the switch knows with what it has reported, when
+//! something has changed and at most every [`PAUSE`]; the data path does nothing for it. What does
+//! not fit the channel is reported later, as it is then.
 //!
 //! Limits: [`CHANGES_MAX`] and [`EVENTS_MAX`] wait; [`CHANGES_PER_TURN`].
 
@@ -53,7 +53,7 @@ pub struct ControlPlane {
     own: EventDoorbell,
 }
 
-/// What a control plane is told.
+/// What is reported to a control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlEvent {
     /// A local station was found, came back from a remote, or its addresses have changed.
@@ -143,8 +143,8 @@ pub(super) struct Subscriber {
     events: SyncSender<ControlEvent>,
     bell: EventDoorbell,
     own: EventDoorbell,
-    /// Local stations that it was told of, by the number of the VXLAN port.
-    told: HashMap<(usize, MacAddr), Local>,
+    /// Local stations that were reported, by the number of the VXLAN port.
+    reported: HashMap<(usize, MacAddr), Local>,
     /// What was compared last.
     compared: Option<Versions>,
     /// When the next comparison may be.
@@ -153,7 +153,7 @@ pub(super) struct Subscriber {
     is_behind: bool,
 }
 
-/// What is told of a local station.
+/// What is reported of a local station.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Local {
     addresses: Vec<IpAddr>,
@@ -231,7 +231,7 @@ impl Network {
             events,
             bell: bell.clone(),
             own: own.clone(),
-            told: HashMap::new(),
+            reported: HashMap::new(),
             compared: None,
             next: Instant::START,
             is_behind: true,
@@ -239,7 +239,7 @@ impl Network {
         Ok(ControlPlane { changes: to_network, events: from_network, network: bell, own })
     }
 
-    /// Carries out what the control plane asks for, and tells it what is new.
+    /// Carries out what the control plane asks for, and reports what is new.
     pub(super) fn serve_control(&mut self, is_rung: bool, now: Instant) {
         let Some(mut subscriber) = self.subscriber.take() else { return };
         if is_rung && !self.carry_out(&mut subscriber) {
@@ -265,7 +265,7 @@ impl Network {
                 Err(PortError::Remote(error)) => Some(error),
                 Err(_) => None,
             };
-            // A control plane that reads nothing is not told.
+            // A control plane that reads nothing gets no report.
             let _ = subscriber.events.try_send(ControlEvent::Refused { port, change, error });
             subscriber.own.ring();
         }
@@ -281,7 +281,7 @@ impl Network {
 }
 
 impl Subscriber {
-    /// When it has to be told something that was put off.
+    /// When something has to be reported that was put off.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.is_behind.then_some(self.next)
     }
@@ -313,13 +313,13 @@ impl Subscriber {
         };
         let mut events = Vec::new();
         for (&(index, mac), station) in &local {
-            if self.told.get(&(index, mac)) != Some(station) {
+            if self.reported.get(&(index, mac)) != Some(station) {
                 let Local { addresses, is_fixed } = station.clone();
                 let found = ControlEvent::Found { port: name(index), mac, addresses, is_fixed };
                 events.push(((index, mac), found));
             }
         }
-        for &(index, mac) in self.told.keys().filter(|key| !local.contains_key(key)) {
+        for &(index, mac) in self.reported.keys().filter(|key| !local.contains_key(key)) {
             events.push(((index, mac), ControlEvent::Gone { port: name(index), mac }));
         }
         for (key, event) in events {
@@ -328,8 +328,8 @@ impl Subscriber {
                 break;
             }
             match local.get(&key) {
-                Some(station) => drop(self.told.insert(key, station.clone())),
-                None => drop(self.told.remove(&key)),
+                Some(station) => drop(self.reported.insert(key, station.clone())),
+                None => drop(self.reported.remove(&key)),
             }
             self.own.ring();
         }
@@ -427,7 +427,7 @@ mod tests {
 
         /// Runs a turn some time after the last one.
         fn turn(&mut self) {
-            self.now = self.now + PAUSE;
+            self.now += PAUSE;
             let Self { network, memory, ledger, now, .. } = self;
             let mut cx = Context { memory, ledger, now: *now };
             network.turn(true, &mut cx).expect("turned");
@@ -450,7 +450,7 @@ mod tests {
         ControlEvent::Found { port: "v".into(), mac: MAC, addresses: Vec::new(), is_fixed: false }
     }
 
-    /// Goal: a control plane is told of local stations, those before its time included, and of
+    /// Goal: local stations are reported to a control plane, those before its time included, and
     /// their end.
     #[test]
     fn a_control_plane_learns_of_local_stations() {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     /// Goal: the changes of a control plane are carried out in order and yield to the
-    /// configuration, and it is told of those that are refused.
+    /// configuration, and those that are refused are reported.
     #[test]
     fn a_control_plane_changes_remotes() {
         let mut rig = Rig::new();

@@ -17,8 +17,8 @@
 //! are joined to super-packets again. What does not fit the caller's burst waits here, and nothing
 //! is read meanwhile.
 //!
-//! **Too big.** A frame larger than the path to its remote is dropped, and its sender is told by
-//! ICMP ([`answers`]). The kernel knows the MTU of each path; it is asked when a path is first
+//! **Too big.** A frame larger than the path to its remote is dropped, and its sender gets an ICMP
+//! error ([`answers`]). The kernel knows the MTU of each path; it is asked when a path is first
 //! used, when a send fails, and every [`PATH_AGE`].
 //!
 //! Invariants: each frame taken from a burst was sent or counted as a drop, and so was each
@@ -28,10 +28,8 @@
 //! Limits: those of the table ([`Remotes`]), [`SENDERS`], [`ANSWERS_MAX`], [`READS_MAX`].
 
 mod counters;
-mod settings;
 
 pub use counters::VxlanCounters;
-pub use settings::{InvalidVxlan, VxlanSettings};
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -55,6 +53,7 @@ use towpath_packet::burst::BURST_MAX;
 use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
 
 use super::config::PortError;
+use super::tunnel::{MTU_DEFAULT, VxlanSettings};
 
 /// Sockets that send: as many source ports.
 const SENDERS: usize = 16;
@@ -75,8 +74,6 @@ const HEADER_PARTS: usize = 2;
 const RECEIVE_BYTES: usize = 8 << 20;
 /// Bytes of an Ethernet header, which the MTU does not count.
 const ETHERNET_BYTES: usize = 14;
-/// MTU of a path that the kernel does not tell.
-const MTU_DEFAULT: u16 = 1500;
 
 /// The device of a VXLAN port; see the module documentation.
 pub(super) struct Vxlan {
@@ -254,7 +251,7 @@ impl Vxlan {
     }
 
     /// True if the frames of a run do not fit the path to a remote. They are counted as dropped
-    /// then, and the sender is told.
+    /// then, and the sender gets an ICMP error.
     fn is_too_big(&mut self, burst: &Burst, run: &Run, to: IpAddr, now: Instant) -> bool {
         let mtu = self.mtu_to(to, now);
         if run.len <= usize::from(mtu) + ETHERNET_BYTES {

@@ -143,7 +143,7 @@ mod tests {
             [b"ab", b"cd"].iter().flat_map(|header| [Part::Bytes(*header), Part::Piece(&payload)]);
         let sent = from.send_parts(to.local().expect("bound"), parts, NonZeroU16::new(6));
         assert_eq!(sent.expect("sent"), Sent::Whole);
-        let mut bytes = Vec::new();
+        let mut bytes: Vec<u8> = Vec::new();
         // Coalesced or not.
         for _ in 0..2 {
             let mut give = |datagram: crate::socket::Datagram| {

@@ -1,3 +1,5 @@
+//! What is answered, and what is not.
+
 use super::*;
 use crate::gso::testing::*;
 use alloc::vec::Vec;

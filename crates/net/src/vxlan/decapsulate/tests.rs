@@ -1,3 +1,5 @@
+//! What is taken out of datagrams: frames, super-packets, and nothing else.
+
 use super::*;
 use crate::gso::testing::*;
 use crate::gso::{Checksums, segment};

@@ -1,3 +1,5 @@
+//! Precedence, bounds and ageing of the table of remotes.
+
 use super::*;
 
 const AGE: Duration = Duration::from_secs(300);

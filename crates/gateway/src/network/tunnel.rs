@@ -8,7 +8,8 @@ use towpath_io::socket::path_mtu;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::vxlan::{PORT, Vni, overhead};
 
-use super::MTU_DEFAULT;
+/// MTU of a path that the kernel does not tell: that of Ethernet.
+pub(super) const MTU_DEFAULT: u16 = 1500;
 
 /// Settings of a VXLAN port: `VNI[:KEY=VALUE[,KEY=VALUE]...]` with the keys `remote` (may be
 /// repeated), `local`, `port` and `learn`.

@@ -72,8 +72,9 @@ pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
     match namespace::configure(&container, name, &settings) {
         Ok(addresses) => Ok(Attached { mac, mtu, addresses, network: description }),
         Err(error) => {
-            let undone = network.remove(&key.port);
-            Err(undone.err().unwrap_or_else(|| error.into()))
+            // Why it could not be configured is what matters. What stays is detached by the engine.
+            let _ = network.remove(&key.port);
+            Err(error.into())
         }
     }
 }

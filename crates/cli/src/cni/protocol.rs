@@ -17,7 +17,7 @@ use super::network::Member;
 pub(super) const COMMAND: &str = "CNI_COMMAND";
 /// Versions of the protocol, oldest first.
 pub(super) const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// The version for errors in a configuration of unknown version.
+/// The newest version, also that of errors where a configuration has none.
 const NEWEST: &str = VERSIONS[VERSIONS.len() - 1];
 /// Longest name of an interface in bytes.
 const INTERFACE_BYTES_MAX: usize = 15;
@@ -271,7 +271,7 @@ impl Attachment<'_> {
             "mac": self.attached.mac.to_string(),
             "sandbox": self.namespace,
         });
-        if self.version == "1.1.0" {
+        if self.version == NEWEST {
             interface["mtu"] = self.attached.mtu.into();
         }
         if let Some(socket) = &self.socket {

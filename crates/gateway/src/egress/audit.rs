@@ -96,7 +96,7 @@ impl Audit {
     /// Starts the thread that writes, unless it runs. Before, records are lost.
     ///
     /// # Errors
-    /// The error of asking for the file's length, or of starting a thread.
+    /// The error of starting a thread.
     pub(super) fn start(&mut self) -> io::Result<()> {
         let Some(log) = self.log.take() else { return Ok(()) };
         let (entries, taken) = sync_channel(LINES_MAX);

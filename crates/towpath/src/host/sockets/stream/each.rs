@@ -23,7 +23,7 @@ impl TcpStream {
     /// (`split_to`) and joined again (`unsplit`) without a copy.
     ///
     /// ```
-    /// # use towpath::host::{Chain, Completions, TcpStream};
+    /// # use towpath::host::{Chain, TcpStream};
     /// # fn send(stream: &TcpStream) -> std::io::Result<()> {
     /// let parts = Chain((0..1024).map(|_| vec![0; 1 << 20]).collect());
     /// let mut sends = stream.send_zc_each(parts)?;

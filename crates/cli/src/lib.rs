@@ -5,11 +5,11 @@
 //! machines; `ls`, `port`, `lease` and `publish` show and change it, `policy` checks and replaces
 //! its policy, and `capture` records it.
 //! `doctor` reports what the machine permits. `compat` translates command lines of other programs,
-//! and `engines` makes container engines use it.
+//! and `engines` makes container engines use it. `cni` attaches containers to a network.
 //! All code here runs in one thread until the worker starts, because it forks.
 //!
 //! Each module uses only the modules before it: `exit → {completions, man, messages} → config →
-//! control → show → process → doctor → compat → engines`.
+//! control → show → process → doctor → compat → engines → cni`.
 #![deny(unsafe_code)]
 
 use std::ffi::OsString;
@@ -26,6 +26,7 @@ use config::{hints, settings};
 use exit::{Ending, Failure};
 use messages::Messages;
 
+mod cni;
 mod compat;
 mod completions;
 mod config;
@@ -44,6 +45,9 @@ pub const NAME: &str = "towpath";
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().collect();
+    if given.first().is_some_and(|name| cni::is_meant(name)) {
+        return cni::main(&given[1..]);
+    }
     let done = match given.first().and_then(|name| compat::program_of(name)) {
         Some(program) => act_for(program, &given[1..]),
         // A usage error ends the process here, with code 2.

@@ -2,9 +2,9 @@
 //!
 //! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
-//! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
-//! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`]. `DELETE` of
-//! [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a policy; see
+//! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and
+//! [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
+//! `DELETE` of [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a policy; see
 //! [`egress`](towpath_gateway::control::egress).
 
 use std::os::fd::OwnedFd;

@@ -4,6 +4,7 @@
 //! long tests are left out. Tests that cannot run on a machine are reported as ignored, with the
 //! reason. Tests run one after another: concurrent ones would take the processors from each other.
 
+mod cni;
 mod dns;
 mod egress;
 mod ending;
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         workers::tests(),
         life::tests(),
         taps::tests(),
+        cni::tests(),
         uplinks::tests(),
         options::tests(),
         soak::tests(),

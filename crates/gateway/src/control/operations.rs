@@ -374,6 +374,8 @@ mod tests {
             (json!({ "add": "a" }), "port 'a': expected one of vhost-user, vhost-user-client"),
             (json!({ "add": "a" }), "packet and xdp, got none"),
             (json!({ "add": "a", "tap": true, "stream": "/x" }), "got stream and tap"),
+            (json!({ "add": "a", "tap": true, "tap-fd": true }), "got tap and tap-fd"),
+            (json!({ "add": "a", "tap-fd": "tap0" }), "'tap-fd': expected true or false"),
             (json!({ "add": "a", "vhost-user": "/x", "vhost-user-client": "/x" }), "one of"),
             (json!({ "add": "a", "stream": "x" }), "'stream': the path 'x' is not absolute"),
             (json!({ "del": 1 }), "'del': expected a string, got 1"),

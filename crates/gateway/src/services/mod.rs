@@ -149,11 +149,6 @@ pub struct Services {
 }
 
 impl Services {
-    /// Returns the configuration.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// Makes services that have leased nothing yet.
     pub fn new(config: Config) -> Self {
         let per_port = config.leases_per_port_max;
@@ -190,6 +185,11 @@ impl Services {
             changed: false,
             config,
         }
+    }
+
+    /// Returns the configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Handles a frame from the guest at `port`, if it is for a service. Returns true if it was;

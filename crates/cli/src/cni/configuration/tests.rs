@@ -1,0 +1,143 @@
+use super::*;
+use serde_json::json;
+
+fn parse(more: Value, arguments: &str) -> Result<Configuration, Error> {
+    let mut value = json!({ "cniVersion": "1.1.0", "name": "lab", "type": "towpath-cni" });
+    let (Some(all), Value::Object(more)) = (value.as_object_mut(), more) else { unreachable!() };
+    all.extend(more);
+    Configuration::parse(value, Some(arguments))
+}
+
+fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// Goal: all that a runtime passes is understood, and what it says about a container comes before
+/// what is the same for all.
+#[test]
+fn a_whole_configuration() {
+    let given = json!({
+        "network": "/run/net.control",
+        "settings": { "isolated": true },
+        "capabilities": { "ips": true },
+        "args": { "cni": { "ips": ["10.0.2.1"] } },
+        "dns": { "nameservers": ["192.0.2.1"], "domain": "a.example", "options": ["ndots:1"] },
+        "prevResult": { "cniVersion": "1.1.0" },
+        "cni.dev/valid-attachments": [{ "containerID": "c1", "ifname": "eth0" }],
+        "runtimeConfig": {
+            "portMappings": [
+                { "hostPort": 8080, "containerPort": 80, "protocol": "tcp" },
+                { "hostPort": 53, "containerPort": 5353, "protocol": "UDP", "hostIP": "::1" },
+                { "hostPort": 22, "containerPort": 22, "hostIP": "" },
+            ],
+            "ips": ["10.0.2.50/24", "fd00::50"],
+            "mac": "02:00:00:00:00:09",
+            "dns": { "servers": ["192.0.2.2"], "searches": ["b.example"] },
+            "bandwidth": { "ingressRate": 0, "egressRate": 0 },
+        },
+    });
+    let arguments =
+        "IgnoreUnknown=1;K8S_POD_NAME=web;K8S_POD_UID=1;OTHER=x;IP=10.0.2.9;MAC=02:00:00:00:00:01";
+    let read = parse(given, arguments).unwrap();
+    assert_eq!((read.name.as_str(), read.sockets), ("lab", None));
+    assert_eq!(read.network, Some("/run/net.control".into()));
+    assert_eq!(Value::Object(read.settings), json!({ "isolated": true }));
+    assert_eq!(read.published.tcp, ["8080:80", "22:22"]);
+    assert_eq!(read.published.udp, ["::1/53:5353"]);
+    assert_eq!(read.addresses, ips(&["10.0.2.50", "fd00::50"]));
+    assert_eq!(read.mac.unwrap().to_string(), "02:00:00:00:00:09");
+    assert_eq!(read.container_name.as_deref(), Some("web"));
+    let dns = Dns {
+        servers: vec!["192.0.2.2".to_owned()],
+        domain: Some("a.example".to_owned()),
+        search: vec!["b.example".to_owned()],
+        options: vec!["ndots:1".to_owned()],
+    };
+    assert_eq!(read.dns, dns);
+    assert!(read.previous.is_some());
+    assert!(read.valid.unwrap().contains(&("c1".to_owned(), "eth0".to_owned())));
+}
+
+/// Goal: without the later ones, earlier addresses count; null is like nothing.
+#[test]
+fn addresses_in_three_places() {
+    let args = json!({ "args": { "cni": { "ips": ["10.0.2.1/24"] } }, "prevResult": null });
+    assert_eq!(parse(args.clone(), "").unwrap().addresses, ips(&["10.0.2.1"]));
+    let read = parse(args, "IP=10.0.2.9,fd00::9;MAC=02:00:00:00:00:01").unwrap();
+    assert_eq!(read.addresses, ips(&["10.0.2.9", "fd00::9"]));
+    assert_eq!(read.mac.unwrap().to_string(), "02:00:00:00:00:01");
+    assert!(read.previous.is_none());
+}
+
+#[test]
+fn virtual_machines_have_a_folder() {
+    let read = parse(json!({ "device": "vhost-user", "socketDir": "/run/vm" }), "").unwrap();
+    assert_eq!(read.sockets, Some("/run/vm".into()));
+}
+
+/// Goal: what is wrong or not supported is refused, with the code of the specification and a
+/// message that names it.
+#[test]
+fn mistakes() {
+    let mapping = |mapping: Value| json!({ "runtimeConfig": { "portMappings": [mapping] } });
+    for (given, code, why) in [
+        (json!({ "name": "" }), error::CONFIGURATION, "'name'"),
+        (json!({ "name": "a/b" }), error::CONFIGURATION, "'name'"),
+        (json!({ "name": "-a" }), error::CONFIGURATION, "'name'"),
+        (json!({ "name": 7 }), error::CONFIGURATION, "'name'"),
+        (json!({ "netwrok": "/x" }), error::UNSUPPORTED, "did you mean 'network'?"),
+        (json!({ "network": "x" }), error::CONFIGURATION, "absolute path, got 'x'"),
+        (json!({ "network": 1 }), error::CONFIGURATION, "'network': expected a string"),
+        (json!({ "ipam": { "type": "host-local" } }), error::UNSUPPORTED, "host-local"),
+        (json!({ "device": "veth" }), error::CONFIGURATION, "tap or vhost-user, got 'veth'"),
+        (json!({ "device": "vhost-user" }), error::CONFIGURATION, "need each other"),
+        (json!({ "socketDir": "/run" }), error::CONFIGURATION, "need each other"),
+        (json!({ "settings": [] }), error::CONFIGURATION, "'settings': expected an object"),
+        (json!({ "prevResult": "x" }), error::CONFIGURATION, "'prevResult'"),
+        (json!({ "dns": { "servers": [] } }), error::UNSUPPORTED, "unknown key 'servers'"),
+        (json!({ "dns": { "nameservers": 1 } }), error::CONFIGURATION, "'nameservers'"),
+        (json!({ "runtimeConfig": 1 }), error::CONFIGURATION, "'runtimeConfig'"),
+        (json!({ "runtimeConfig": { "ips": "10.0.2.9" } }), error::CONFIGURATION, "a list"),
+        (json!({ "runtimeConfig": { "ips": ["10.0.2"] } }), error::CONFIGURATION, "10.0.2"),
+        (json!({ "runtimeConfig": { "mac": "02" } }), error::CONFIGURATION, "'mac': '02'"),
+        (json!({ "runtimeConfig": { "aliases": {} } }), error::UNSUPPORTED, "'aliases'"),
+        (
+            json!({ "runtimeConfig": { "bandwidth": { "ingressRate": 8000 } } }),
+            error::UNSUPPORTED,
+            r#"'runtimeConfig.bandwidth' is not supported, got {"ingressRate":8000}"#,
+        ),
+        (mapping(json!({ "containerPort": 80 })), error::CONFIGURATION, "hostPort"),
+        (mapping(json!({ "hostPort": 0, "containerPort": 80 })), error::CONFIGURATION, "hostPort"),
+        (
+            mapping(json!({ "hostPort": 80, "containerPort": 65_536 })),
+            error::CONFIGURATION,
+            "containerPort: expected a number from 1 to 65535",
+        ),
+        (
+            mapping(json!({ "hostPort": 80, "containerPort": 80, "hostIP": "x" })),
+            error::CONFIGURATION,
+            "hostIP",
+        ),
+        (
+            mapping(json!({ "hostPort": 80, "containerPort": 80, "protocol": "sctp" })),
+            error::UNSUPPORTED,
+            "only tcp and udp",
+        ),
+        (json!({ "cni.dev/valid-attachments": [{}] }), error::CONFIGURATION, "valid-attachments"),
+    ] {
+        let found = parse(given.clone(), "").expect_err(&given.to_string());
+        assert_eq!(found.code, code, "{given}: {found:?}");
+        assert!(found.message.contains(why), "{given}: {found:?}");
+    }
+    for (arguments, why) in [
+        ("IP", "expected KEY=VALUE, got 'IP'"),
+        ("IP=10.0.2", "IP: expected addresses"),
+        ("MAC=02", "MAC: expected an address"),
+        ("FOO=BAR", "unknown key 'FOO'"),
+        ("IgnoreUnknown=0;FOO=BAR", "unknown key 'FOO'"),
+    ] {
+        let found = parse(json!({}), arguments).expect_err(arguments);
+        assert_eq!(found.code, error::ENVIRONMENT, "{found:?}");
+        assert!(found.message.contains(why), "{found:?}");
+    }
+}

@@ -1,0 +1,542 @@
+//! The running network, by its control socket: which addresses it has, and changes of it.
+//!
+//! A container is a port of the network with a static lease and published ports. They are added by
+//! one transaction, so the network has all of them or none. It also judges each change by itself:
+//! of two plugins that choose the same address, one is refused and chooses again.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use serde_json::{Map, Value, json};
+use towpath_gateway::network::NETWORK_PORTS_MAX;
+use towpath_gateway::services::wire::domain::DomainName;
+
+use super::error::{self, Error};
+use super::key::{Key, Prefix};
+use super::namespace::Address;
+use crate::control::{api, ask, instances, ports};
+
+/// Most attempts at a change that others may prevent: the network refuses one only if another
+/// plugin or a guest has changed it in the same moment.
+const ATTEMPTS_MAX: usize = 16;
+/// Most addresses of a pool that are tried: as many as the network leases of it.
+const POOL_ADDRESSES_MAX: u128 = 4096;
+
+/// A running network.
+#[derive(Debug)]
+pub(super) struct Network {
+    path: PathBuf,
+}
+
+/// What guests are told about a network.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Description {
+    pub(super) mtu: u16,
+    pub(super) versions: Vec<Version>,
+    pub(super) domain: Option<String>,
+    pub(super) search: Vec<String>,
+}
+
+/// The addresses of one IP version.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Version {
+    pub(super) gateway: IpAddr,
+    pub(super) prefix_len: u8,
+    pub(super) dns: Vec<IpAddr>,
+    /// First and last address that are leased; `None`: guests form their own.
+    pub(super) pool: Option<(IpAddr, IpAddr)>,
+}
+
+/// What a container is in the network.
+#[derive(Debug, Default)]
+pub(super) struct Member {
+    /// Addresses that it must have, at most one of each IP version.
+    pub(super) addresses: Vec<IpAddr>,
+    /// A name for it, which it gets if no other guest has it.
+    pub(super) name: Option<String>,
+    /// Settings of its port.
+    pub(super) settings: Map<String, Value>,
+    /// The socket of its port, for a virtual machine; otherwise it has a TAP device.
+    pub(super) socket: Option<PathBuf>,
+    pub(super) published: Published,
+}
+
+/// Ports of the host that lead to a container, in the form of `--tcp-ports`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Published {
+    pub(super) tcp: Vec<String>,
+    pub(super) udp: Vec<String>,
+}
+
+/// What a network has now.
+struct State {
+    ports: Value,
+    leases: Value,
+    published: Value,
+}
+
+impl Network {
+    /// Finds the network whose control socket is at `path`, or without a path the only one that
+    /// this user runs. Returns `None` if it does not run.
+    pub(super) fn find(path: Option<&Path>) -> anyhow::Result<Option<Self>> {
+        if let Some(path) = path {
+            return Ok(instances::answers(path)?.then(|| Self { path: path.to_owned() }));
+        }
+        match ports::networks()?.as_slice() {
+            [] => Ok(None),
+            [(_, path, _)] => Ok(Some(Self { path: path.clone() })),
+            several => bail!(
+                "several networks are running, with PIDs {}; name the control socket of one with \
+                 the key 'network'",
+                ports::listed(several.iter().map(|(pid, ..)| *pid))
+            ),
+        }
+    }
+
+    /// Finds the network, which must run.
+    pub(super) fn running(path: Option<&Path>) -> Result<Self, Error> {
+        Self::find(path)?.ok_or_else(|| {
+            let at = path.map(|path| format!(" at {}", path.display())).unwrap_or_default();
+            Error::new(
+                error::LATER,
+                format_args!("no network is running{at}; start it with `towpath up`"),
+            )
+        })
+    }
+
+    /// Returns what guests are told about it.
+    pub(super) fn describe(&self) -> Result<Description, Error> {
+        let value = ask::ask(&self.path, "GET", api::NETWORK, None)?;
+        let read = describe(&value);
+        let description = read.with_context(|| {
+            format!("cannot understand the answer of the network: {value}; is it older?")
+        })?;
+        match description.versions.as_slice() {
+            [] => Err(Error::new(
+                error::REFUSED,
+                "the network leases no addresses; start it without --no-dhcp and --no-gateway",
+            )),
+            _ => Ok(description),
+        }
+    }
+
+    /// Checks that it has room for another container.
+    pub(super) fn check_room(&self) -> Result<(), Error> {
+        self.describe()?;
+        let ports = ask::ask(&self.path, "GET", api::PORTS, None)?;
+        match all(&ports, "ports").count() {
+            count if count >= NETWORK_PORTS_MAX => Err(Error::new(
+                error::REFUSED,
+                format_args!("the network has {count} ports, the maximum"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a container, whose TAP device is `tap`; returns its addresses. Nothing has changed if
+    /// this fails.
+    pub(super) fn add(
+        &self,
+        description: &Description,
+        key: &Key,
+        member: &Member,
+        tap: Option<BorrowedFd<'_>>,
+    ) -> Result<Vec<Address>, Error> {
+        const LEASE: u64 = 0;
+        let mut tried = HashSet::new();
+        for attempt in 1.. {
+            let leases = ask::ask(&self.path, "GET", api::LEASES, None)?;
+            if all(&leases, "static").any(|lease| lease["port"] == key.port.as_str()) {
+                return Err(Error::new(
+                    error::REFUSED,
+                    "the container is attached at this interface already; detach it first",
+                ));
+            }
+            let addresses = choose(description, &leases, key, &member.addresses, &tried)?;
+            let mut lease = json!({ "port": key.port });
+            for one in &addresses {
+                let version = if one.address.is_ipv4() { "ipv4" } else { "ipv6" };
+                lease[version] = one.address.to_string().into();
+            }
+            if let Some(name) = member.name.as_deref().and_then(|name| free_name(name, &leases)) {
+                lease["name"] = name.as_str().into();
+            }
+            // The lease is the first operation.
+            let mut operations = vec![json!({ "add-lease": lease }), add(key, member)];
+            operations.extend(publish(key, &member.published));
+            match self.change(operations, tap)? {
+                Ok(()) => return Ok(addresses),
+                Err((LEASE, _))
+                    if attempt < ATTEMPTS_MAX && member.addresses.len() < addresses.len() =>
+                {
+                    tried.extend(addresses.iter().map(|one| one.address));
+                }
+                Err((_, reason)) => return Err(Error::new(error::REFUSED, reason)),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Removes a container; one that is not there is no error.
+    pub(super) fn remove(&self, port: &str) -> Result<(), Error> {
+        for attempt in 1.. {
+            let operations = self.state()?.removal(port);
+            if operations.is_empty() {
+                return Ok(());
+            }
+            match self.change(operations, None)? {
+                Ok(()) => return Ok(()),
+                Err(_) if attempt < ATTEMPTS_MAX => {}
+                Err((_, reason)) => return Err(Error::new(error::REFUSED, reason)),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Removes the containers with this prefix whose ports are not in `valid`. All are tried; the
+    /// error is the first one.
+    pub(super) fn collect(&self, prefix: &Prefix, valid: &HashSet<String>) -> Result<(), Error> {
+        let stale = self.state()?.names();
+        let stale = stale.iter().filter(|name| prefix.is_of(name) && !valid.contains(*name));
+        stale.map(|name| self.remove(name)).fold(Ok(()), Result::and)
+    }
+
+    /// Checks that a container is there with these addresses and published ports.
+    pub(super) fn check(
+        &self,
+        port: &str,
+        addresses: &[IpAddr],
+        published: &Published,
+    ) -> Result<(), Error> {
+        let wrong = |message: String| Err(Error::new(error::NOT_AS_EXPECTED, message));
+        let state = self.state()?;
+        let Some(found) = all(&state.ports, "ports").find(|found| found["name"] == port) else {
+            return wrong(format!("the network has no port {port} for the container"));
+        };
+        if let Some(failure) = found["failure"].as_str() {
+            return wrong(format!("port {port} of the container has failed: {failure}"));
+        }
+        let lease = all(&state.leases, "static").find(|lease| lease["port"] == port);
+        let lease = lease.cloned().unwrap_or_default();
+        for address in addresses {
+            let version = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+            if lease[version] != address.to_string() {
+                return wrong(format!(
+                    "{address} is not reserved for port {port} of the container"
+                ));
+            }
+        }
+        let count = |protocol: &str| {
+            let of_port = all(&state.published, "published")
+                .filter(|one| one["guest"] == port && one["protocol"] == protocol);
+            of_port.filter_map(|one| one["count"].as_u64()).sum::<u64>()
+        };
+        for (protocol, specs) in [("tcp", &published.tcp), ("udp", &published.udp)] {
+            let (wanted, is) = (specs.len() as u64, count(protocol));
+            if is < wanted {
+                return wrong(format!(
+                    "{is} {protocol} ports are published for port {port} of the container; expected \
+                     {wanted}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all changes or none. The inner error is the number of the operation that the network
+    /// has refused, and why.
+    fn change(
+        &self,
+        operations: Vec<Value>,
+        file: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<Result<(), (u64, String)>> {
+        let body = json!({ "operations": operations });
+        match ask::exchange(&self.path, "POST", api::TRANSACTION, Some(&body), file)? {
+            (200, _) => Ok(Ok(())),
+            (_, value) => {
+                let operation = value["operation"].as_u64().unwrap_or(u64::MAX);
+                Ok(Err((operation, ask::reason(&value))))
+            }
+        }
+    }
+
+    fn state(&self) -> anyhow::Result<State> {
+        let get = |what| ask::ask(&self.path, "GET", what, None);
+        Ok(State {
+            ports: get(api::PORTS)?,
+            leases: get(api::LEASES)?,
+            published: get(api::PUBLISHED)?,
+        })
+    }
+}
+
+impl State {
+    /// Returns the operations that remove what there is of a port.
+    fn removal(&self, port: &str) -> Vec<Value> {
+        let has = |of: &Value, list: &str, key: &str| all(of, list).any(|one| one[key] == port);
+        let mut operations = Vec::new();
+        if has(&self.published, "published", "guest") {
+            operations.push(json!({ "unpublish": port }));
+        }
+        if has(&self.leases, "static", "port") {
+            operations.push(json!({ "del-lease": { "port": port } }));
+        }
+        if has(&self.ports, "ports", "name") {
+            operations.push(json!({ "del": port }));
+        }
+        operations
+    }
+
+    /// Returns the names of all ports that are there, or of which something is left.
+    fn names(&self) -> BTreeSet<String> {
+        let lists = [
+            (&self.published, "published", "guest"),
+            (&self.leases, "static", "port"),
+            (&self.ports, "ports", "name"),
+        ];
+        let names = lists.into_iter().flat_map(|(of, list, key)| {
+            all(of, list).filter_map(move |one| one[key].as_str().map(str::to_owned))
+        });
+        names.collect()
+    }
+}
+
+/// Returns the operation that adds the port.
+fn add(key: &Key, member: &Member) -> Value {
+    let mut add = Value::Object(member.settings.clone());
+    add["add"] = key.port.as_str().into();
+    match &member.socket {
+        Some(path) => add["vhost-user"] = path.to_string_lossy().into(),
+        None => add["tap-fd"] = true.into(),
+    }
+    add
+}
+
+/// Returns the operation that publishes ports, if there are any.
+fn publish(key: &Key, published: &Published) -> Option<Value> {
+    let mut publish = json!({ "publish": key.port });
+    for (protocol, specs) in [("tcp", &published.tcp), ("udp", &published.udp)] {
+        if !specs.is_empty() {
+            publish[protocol] = specs.as_slice().into();
+        }
+    }
+    (*published != Published::default()).then_some(publish)
+}
+
+/// Parses a description; `None` if it is not one. It may come from another user, and ends in files
+/// of the container.
+fn describe(value: &Value) -> Option<Description> {
+    let name = |text: &Value| Some(text.as_str()?.parse::<DomainName>().ok()?.to_string());
+    let address = |text: &Value| text.as_str()?.parse::<IpAddr>().ok();
+    let mut versions = Vec::new();
+    for version in [&value["ipv4"], &value["ipv6"]].into_iter().filter(|one| !one.is_null()) {
+        versions.push(Version {
+            gateway: address(&version["gateway"])?,
+            prefix_len: version["prefix-len"].as_u64()?.try_into().ok()?,
+            dns: version["dns"].as_array()?.iter().map(address).collect::<Option<_>>()?,
+            pool: match &version["pool"] {
+                Value::Null => None,
+                pool => Some((address(&pool[0])?, address(&pool[1])?)),
+            },
+        });
+    }
+    Some(Description {
+        mtu: value["mtu"].as_u64()?.try_into().ok()?,
+        versions,
+        domain: match &value["domain"] {
+            Value::Null => None,
+            domain => Some(name(domain)?),
+        },
+        search: match &value["search"] {
+            Value::Null => Vec::new(),
+            search => search.as_array()?.iter().map(name).collect::<Option<_>>()?,
+        },
+    })
+}
+
+/// Returns an address of each IP version: the given one, or a free one that was not tried before.
+fn choose(
+    description: &Description,
+    leases: &Value,
+    key: &Key,
+    given: &[IpAddr],
+    tried: &HashSet<IpAddr>,
+) -> Result<Vec<Address>, Error> {
+    let texts = all(leases, "leases").map(|lease| &lease["address"]);
+    let fixed = all(leases, "static").flat_map(|lease| [&lease["ipv4"], &lease["ipv6"]]);
+    let mut taken: HashSet<IpAddr> =
+        texts.chain(fixed).filter_map(|text| text.as_str()?.parse().ok()).collect();
+    taken.extend(tried);
+    let mut addresses = Vec::new();
+    for version in &description.versions {
+        let Version { gateway, prefix_len, dns, pool } = version;
+        let own = given.iter().find(|address| address.is_ipv4() == gateway.is_ipv4());
+        let address = match (own, pool) {
+            (Some(address), _) => *address,
+            (None, None) => continue,
+            (None, Some(pool)) => {
+                taken.extend(dns.iter().chain([gateway]));
+                free(*pool, key.seed, &taken).ok_or_else(|| {
+                    let (first, last) = pool;
+                    Error::new(
+                        error::LATER,
+                        format_args!(
+                            "all addresses of the network from {first} to {last} are in use"
+                        ),
+                    )
+                })?
+            }
+        };
+        addresses.push(Address { address, prefix_len: *prefix_len, gateway: *gateway });
+    }
+    let is_of = |given: &&IpAddr| addresses.iter().any(|one| one.address == **given);
+    match given.iter().find(|given| !is_of(given)) {
+        None => Ok(addresses),
+        Some(other) => Err(Error::new(
+            error::CONFIGURATION,
+            format_args!(
+                "the address {other} cannot be used: the network lacks this IP version, or another \
+                 address of this version is given, too"
+            ),
+        )),
+    }
+}
+
+/// Returns an address of the pool that is not taken, beginning at a place that `seed` says.
+fn free((first, last): (IpAddr, IpAddr), seed: u64, taken: &HashSet<IpAddr>) -> Option<IpAddr> {
+    let number = |address| match address {
+        IpAddr::V4(address) => u128::from(Ipv4Addr::to_bits(address)),
+        IpAddr::V6(address) => Ipv6Addr::to_bits(address),
+    };
+    let count = number(last).checked_sub(number(first))?.saturating_add(1).min(POOL_ADDRESSES_MAX);
+    let at = |offset: u128| match first {
+        IpAddr::V4(first) => {
+            IpAddr::V4(Ipv4Addr::from_bits(first.to_bits().wrapping_add(offset as u32)))
+        }
+        IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from_bits(first.to_bits().wrapping_add(offset))),
+    };
+    let all = (0..count).map(|step| at((u128::from(seed) + step) % count));
+    all.into_iter().find(|address| !taken.contains(address))
+}
+
+/// Returns the name if it is valid and no guest has it.
+fn free_name(name: &str, leases: &Value) -> Option<DomainName> {
+    let name: DomainName = name.parse().ok()?;
+    let mut others = all(leases, "leases").chain(all(leases, "static"));
+    (!others.any(|lease| lease["name"] == name.as_str())).then_some(name)
+}
+
+fn all<'a>(of: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
+    of[list].as_array().into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn description() -> Description {
+        let answer = json!({
+            "mtu": 1500,
+            "ipv4": {
+                "gateway": "10.0.2.2", "prefix-len": 24, "dns": ["10.0.2.18"],
+                "pool": ["10.0.2.16", "10.0.2.19"],
+            },
+            "ipv6": { "gateway": "fd00::2", "prefix-len": 64, "dns": [], "pool": null },
+            "domain": "lab.example", "search": ["lab.example"],
+        });
+        describe(&answer).unwrap()
+    }
+
+    #[test]
+    fn descriptions() {
+        let description = description();
+        assert_eq!(description.mtu, 1500);
+        assert_eq!(description.versions[0].pool, Some((ip("10.0.2.16"), ip("10.0.2.19"))));
+        assert_eq!(description.versions[1].pool, None);
+        // Without services.
+        let bare = describe(&json!({ "mtu": 1400, "ipv4": null, "ipv6": null })).unwrap();
+        assert_eq!((bare.mtu, bare.versions.len(), bare.search.len()), (1400, 0, 0));
+        for wrong in [
+            json!({}),
+            json!({ "mtu": 70_000 }),
+            json!({ "mtu": 1500, "ipv4": { "gateway": "x" } }),
+            json!({ "mtu": 1500, "domain": "a\nnameserver 192.0.2.1" }),
+            json!({ "mtu": 1500, "search": ["a b"] }),
+        ] {
+            assert_eq!(describe(&wrong), None);
+        }
+    }
+
+    /// Goal: an address of the pool that nobody has, wherever the search begins; given addresses
+    /// come before.
+    #[test]
+    fn addresses_are_chosen() {
+        let leases = json!({
+            "leases": [{ "address": "10.0.2.16" }],
+            "static": [{ "port": "a", "ipv4": "10.0.2.19", "ipv6": null }],
+        });
+        let key = |seed| Key { seed, ..Prefix::of("lab").key("c1", "eth0") };
+        let chosen = |seed, given: &[IpAddr], tried: &[IpAddr]| {
+            let tried = tried.iter().copied().collect();
+            choose(&description(), &leases, &key(seed), given, &tried)
+        };
+        for seed in [0, 1, 2, 3, u64::MAX] {
+            // .16 is leased, .18 is DNS, .19 is reserved; guests form their own IPv6 addresses.
+            let address =
+                Address { address: ip("10.0.2.17"), prefix_len: 24, gateway: ip("10.0.2.2") };
+            assert_eq!(chosen(seed, &[], &[]), Ok(vec![address]));
+        }
+        assert_eq!(chosen(0, &[], &[ip("10.0.2.17")]).unwrap_err().code, error::LATER);
+        let both = chosen(0, &[ip("fd00::9"), ip("10.0.2.200")], &[]).unwrap();
+        let both: Vec<_> = both.iter().map(|one| (one.address, one.prefix_len)).collect();
+        assert_eq!(both, [(ip("10.0.2.200"), 24), (ip("fd00::9"), 64)]);
+        let two = chosen(0, &[ip("10.0.2.200"), ip("10.0.2.201")], &[]).unwrap_err();
+        assert!(two.message.contains("10.0.2.201 cannot be used"), "{two:?}");
+    }
+
+    #[test]
+    fn pools() {
+        let none = HashSet::new();
+        let one = (ip("fd00::"), ip("fd00::"));
+        assert_eq!(free(one, 7, &none), Some(ip("fd00::")));
+        assert_eq!(free((ip("10.0.0.2"), ip("10.0.0.1")), 0, &none), None);
+        let all = (ip("::"), ip("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"));
+        assert_eq!(free(all, u64::MAX, &none), Some(ip("::fff")));
+    }
+
+    #[test]
+    fn names_are_given_once() {
+        let leases = json!({ "leases": [{ "name": "a" }], "static": [{ "name": "b" }] });
+        for (name, is_free) in
+            [("a", false), ("B", false), ("c", true), ("", false), ("c d", false)]
+        {
+            assert_eq!(free_name(name, &leases).is_some(), is_free, "{name}");
+        }
+    }
+
+    /// Goal: only what is there is removed, and in an order that leaves nothing behind.
+    #[test]
+    fn removals() {
+        let state = State {
+            ports: json!({ "ports": [{ "name": "a" }, { "name": "b" }] }),
+            leases: json!({ "leases": [], "static": [{ "port": "a" }, { "port": "c" }] }),
+            published: json!({ "published": [{ "guest": "a" }] }),
+        };
+        let all = [
+            json!({ "unpublish": "a" }),
+            json!({ "del-lease": { "port": "a" } }),
+            json!({ "del": "a" }),
+        ];
+        assert_eq!(state.removal("a"), all);
+        assert_eq!(state.removal("c"), [json!({ "del-lease": { "port": "c" } })]);
+        assert!(state.removal("d").is_empty());
+        assert_eq!(state.names(), ["a", "b", "c"].map(str::to_owned).into());
+    }
+}

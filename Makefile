@@ -75,8 +75,12 @@ install:
 .PHONY: install-command
 install-command:
 	install -D -m 755 $(built)/towpath $(DESTDIR)$(PREFIX)/bin/towpath
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(share)/man/man1 $(share)/man/man8
+	install -m 644 docs/man/*.1 $(share)/man/man1
+	install -m 644 docs/man/*.8 $(share)/man/man8
+	install -d $(DESTDIR)$(PREFIX)/lib/cni $(DESTDIR)$(PREFIX)/lib/netavark
+	ln -sf ../../bin/towpath $(DESTDIR)$(PREFIX)/lib/cni/towpath-cni
+	ln -sf ../../bin/towpath $(DESTDIR)$(PREFIX)/lib/netavark/towpath-cni
 	install -d $(share)/bash-completion/completions $(share)/zsh/site-functions $(share)/fish/vendor_completions.d
 	$(built)/towpath completions bash >$(share)/bash-completion/completions/towpath
 	$(built)/towpath completions zsh >$(share)/zsh/site-functions/_towpath

@@ -352,7 +352,7 @@ fn clippy() -> Result<Count, String> {
 /// Builds each package to publish from the files that would be uploaded.
 fn packages() -> Result<Count, String> {
     let mut package = cargo(["package", "--locked", "--allow-dirty"]);
-    for name in ["packet", "net", "io", "gateway", "cli", "capi", "preload"] {
+    for name in ["packet", "net", "evpn", "io", "gateway", "cli", "capi", "preload"] {
         package.arg(format!("--package=towpath-{name}"));
     }
     check(package.arg("--package=towpath"))

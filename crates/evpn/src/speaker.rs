@@ -22,7 +22,7 @@ use towpath_net::vxlan::remotes::Change;
 use towpath_net::wire::MacAddr;
 
 use crate::message::{self, Mobility, ROUTES_PER_UPDATE, RouteKey};
-use crate::session::{self, Event, RETRY, Session, Settings, State};
+use crate::session::{self, Event, RETRY, Reason, Session, Settings, State};
 use crate::table::{Counters, LearnError, OwnRoute, StationReport, Table};
 
 /// Most neighbours: reflectors of two sites, or a small full mesh.
@@ -139,6 +139,16 @@ impl Speaker {
     pub fn forget(&mut self, vni: Vni, mac: MacAddr, now: Instant) {
         self.table.forget(vni, mac, now);
         self.spread();
+    }
+
+    /// State of the session with a neighbour.
+    pub fn state(&self, neighbor: usize) -> State {
+        self.neighbors[neighbor].session.state()
+    }
+
+    /// Why the last session with a neighbour ended.
+    pub fn reason(&self, neighbor: usize) -> Option<&Reason> {
+        self.neighbors[neighbor].session.reason()
     }
 
     /// True while the owner should have, or open, a TCP connection to this neighbour.

@@ -2,10 +2,10 @@
 //!
 //! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
-//! answers `GET` of [`PORTS`], [`LEASES`], [`REMOTES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and
-//! [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`].
-//! `DELETE` of [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a policy; see
-//! [`egress`](towpath_gateway::control::egress).
+//! answers `GET` of [`PORTS`], [`LEASES`], [`REMOTES`], [`EVPN`], [`PUBLISHED`], [`STATS`],
+//! [`FLOWS`] and [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see
+//! [`operations`]. `DELETE` of [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with
+//! a policy; see [`egress`](towpath_gateway::control::egress).
 
 use std::sync::Arc;
 
@@ -29,12 +29,13 @@ use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
 use crate::control::policy::{self, EGRESS};
 use crate::control::published::{self, Publishing};
-use crate::control::remotes;
+use crate::control::{evpn, remotes};
 
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";
 pub(crate) const PUBLISHED: &str = "/v1/published";
 pub(crate) const REMOTES: &str = "/v1/remotes";
+pub(crate) const EVPN: &str = "/v1/evpn";
 pub(crate) const STATS: &str = "/v1/stats";
 pub(crate) const TRANSACTION: &str = "/v1/transaction";
 pub(crate) const METRICS: &str = "/metrics";
@@ -72,15 +73,18 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
         ("GET", REMOTES) => Response::json(200, &remotes::list(worker)),
+        ("GET", EVPN) => Response::json(200, &evpn::list(worker)),
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
         ("POST", TRANSACTION) => transaction(worker, request.body),
         ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
         (
             _,
-            PORTS | LEASES | REMOTES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS,
+            PORTS | LEASES | REMOTES | EVPN | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION
+            | EGRESS,
         ) => wrong_method(request, &format!("GET to read, or POST {TRANSACTION}")),
         _ => {
-            let known = [PORTS, LEASES, REMOTES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION];
+            let known =
+                [PORTS, LEASES, REMOTES, EVPN, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION];
             unknown_path(request, &known)
         }
     }

@@ -7,6 +7,7 @@
 mod dns;
 mod egress;
 mod ending;
+mod evpn;
 mod inside;
 mod iperf;
 mod isolation;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         life::tests(),
         taps::tests(),
         uplinks::tests(),
+        evpn::tests(),
         tunnels::tests(),
         options::tests(),
         soak::tests(),

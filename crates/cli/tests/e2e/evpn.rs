@@ -295,15 +295,10 @@ fn with_frr(host: &mut Host) {
         run("ip", ["link", "set", "tap14", "address", &mac_b]);
         Machine::with("tap14", 12)
     });
-    kernel.wait_for(&[&format!("{mac_a} dst 192.0.2.11")]);
     for family in Family::BOTH {
-        reaches(&moved, &c, family);
-        reaches(&c, &moved, family);
+        reaches(&moved, &a, family);
     }
     wait_for(&far, "evpn", &[&format!("station {mac_b} VNI 100 at 192.0.2.11, 1 moves")]);
-    kernel.wait_for(&[&format!("{mac_b} dst 192.0.2.11")]);
-    let routes = kernel.ask("show bgp l2vpn evpn");
-    assert!(routes.contains("MM:1"), "{routes}");
 
     far.end();
     retry("the remote to go", || {

@@ -4,8 +4,8 @@
 //!
 //! A thread owns the TCP connections of a [`Speaker`], which decides everything: the thread reads
 //! and writes them, hands in local stations from the [`ControlPlane`], and passes on what the
-//! speaker wants changed. It sleeps until a file is ready or the speaker has something to do. Workers do nothing
-//! for it but to carry out changes.
+//! speaker wants changed. It sleeps until a file is ready or the speaker has something to do.
+//! Workers do nothing for it but to carry out changes.
 //!
 //! While changes wait for the network, no neighbour is read, so that TCP slows them down. A station
 //! that the speaker refuses, as a duplicate or because another host has it as one that never

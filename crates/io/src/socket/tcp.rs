@@ -60,8 +60,8 @@ impl TcpSocket {
     }
 
     /// Starts to connect as [`connect`](Self::connect) does. Segments of both sides are signed with
-    /// a key of 1 to [`TCP_KEY_BYTES_MAX`] bytes, which the peer has, too (RFC 2385). A peer without
-    /// it is silent.
+    /// a key of 1 to [`TCP_KEY_BYTES_MAX`] bytes, which the peer has, too (RFC 2385). A peer
+    /// without it is silent.
     ///
     /// # Errors
     /// `EINVAL` if the key has another length, `ENOPROTOOPT` if the kernel signs nothing, and those

@@ -24,6 +24,7 @@ pub mod control;
 pub mod dhcpv4;
 pub mod dhcpv6;
 pub mod egress;
+pub mod evpn;
 pub mod filter;
 pub mod fragment;
 pub mod frame;
@@ -51,6 +52,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("dhcpv4", dhcpv4::run),
     ("dhcpv6", dhcpv6::run),
     ("egress", egress::run),
+    ("evpn", evpn::run),
     ("filter", filter::run),
     ("fragment", fragment::run),
     ("frame", frame::run),

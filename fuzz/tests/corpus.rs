@@ -39,6 +39,11 @@ fn egress() {
 }
 
 #[test]
+fn evpn() {
+    replay("evpn");
+}
+
+#[test]
 fn filter() {
     replay("filter");
 }

@@ -94,7 +94,7 @@ const LANES: [Lane; 5] = [
 
 /// Steps that take minutes to hours, with the environment that enables the full sets: `cargo xtask
 /// long`.
-const LONG: [Step; 11] = [
+const LONG: [Step; 12] = [
     Step::new("end-to-end", || {
         long("e2e", "", &[("TOWPATH_LONG", "1"), ("TOWPATH_SOAK_SECONDS", "600")])
     }),
@@ -107,6 +107,11 @@ const LONG: [Step; 11] = [
         let mut worlds = long("world", "", &seeds)?;
         worlds.add(long("hours", "", &seeds)?);
         Ok(worlds)
+    }),
+    Step::new("evpn", || {
+        let mut command = cargo(["test", "--package", "towpath-evpn", "--locked", "--lib"]);
+        command.args(["--", "--show-output", "large_network"]);
+        count(command.env("TOWPATH_LONG", "1"))
     }),
     Step::new("packets", packets),
     Step::new("scribble", || scribble::run(&["600"]).map(|()| Count::default())),
@@ -347,7 +352,7 @@ fn clippy() -> Result<Count, String> {
 /// Builds each package to publish from the files that would be uploaded.
 fn packages() -> Result<Count, String> {
     let mut package = cargo(["package", "--locked", "--allow-dirty"]);
-    for name in ["packet", "net", "io", "gateway", "cli", "capi", "preload"] {
+    for name in ["packet", "net", "evpn", "io", "gateway", "cli", "capi", "preload"] {
         package.arg(format!("--package=towpath-{name}"));
     }
     check(package.arg("--package=towpath"))

@@ -6,9 +6,10 @@
 use crate::source::Source;
 
 /// Packages whose header has such a line.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 11] = [
     "crates/packet",
     "crates/net",
+    "crates/evpn",
     "crates/io",
     "crates/towpath",
     "crates/capi",

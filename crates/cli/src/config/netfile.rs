@@ -20,7 +20,9 @@ use towpath_gateway::config::{
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
 use towpath_gateway::egress::policy::Policy;
-use towpath_gateway::network::{BUSY_POLL_MAX, Operation, PortSettings, QUEUE_LEN_MAX};
+use towpath_gateway::network::{
+    BUSY_POLL_MAX, EvpnSettings, Operation, PortSettings, QUEUE_LEN_MAX,
+};
 use towpath_gateway::publish::{Existing, PortChange, Target};
 use towpath_gateway::services::LEASES_PER_PORT_MAX;
 use towpath_gateway::services::wire::domain::DomainName;
@@ -57,6 +59,8 @@ pub(crate) struct NetFile {
     pub(crate) ports: PortDefaults,
     /// Which hosts outside may be reached.
     pub(crate) egress: Option<Policy>,
+    /// The control plane of the VXLAN ports.
+    pub(crate) evpn: Option<EvpnSettings>,
     /// Operations, each with its place in the file.
     pub(crate) operations: Vec<(String, Operation)>,
 }
@@ -197,6 +201,7 @@ impl NetFile {
             let at = vxlan.path().to_owned();
             made.push((at, operations::vxlan(vxlan, &defaults)?));
         }
+        file.evpn = fields.fields("evpn")?.map(operations::evpn).transpose()?;
         for mut port in fields.all("port")? {
             let at = port.path().to_owned();
             let name =

@@ -13,8 +13,8 @@ use towpath_gateway::control::fields::Fields;
 use towpath_gateway::control::operations;
 use towpath_gateway::flows::StartError;
 use towpath_gateway::network::{
-    Attachment, BUSY_POLL, NETWORK_PORTS_MAX, NetworkConfig, Operation, OperationError, PortError,
-    check_port, gateway_addresses, services_config,
+    Attachment, BUSY_POLL, EvpnSettings, NETWORK_PORTS_MAX, NetworkConfig, Operation,
+    OperationError, PortError, VxlanSettings, check_port, gateway_addresses, services_config, vtep,
 };
 use towpath_gateway::publish::{Existing, PortChange, Publish, Target};
 use towpath_gateway::services::wire::domain::DomainName;
@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) network: NetworkConfig,
     pub(crate) services: Option<services::Config>,
     pub(crate) lease_file: Option<PathBuf>,
+    /// The control plane of the VXLAN ports.
+    pub(crate) evpn: Option<EvpnSettings>,
     /// Ports and static leases, each with the place of its setting.
     pub(crate) operations: Vec<(String, Operation)>,
     /// What the only machine of the network gets, if options name its address.
@@ -110,7 +112,11 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
     }
     let services = lends.then(|| services(arguments, &file, &config)).transpose()?;
     let lease_file = arguments.lease_file.take().or(file.dhcp.lease_file).filter(|_| lends);
-    let plan = Plan { config, network, services, lease_file, operations, machine };
+    let evpn = file.evpn.take();
+    if evpn.is_some() {
+        vtep(tunnels(&operations)).context("[evpn]")?;
+    }
+    let plan = Plan { config, network, services, lease_file, evpn, operations, machine };
     plan.check()?;
     Ok(plan)
 }
@@ -173,11 +179,15 @@ fn ports(
 
 /// Returns the largest MTU of the network at which its packets pass to all remotes.
 fn tunnel_mtu(operations: &[(String, Operation)]) -> Option<u16> {
-    let tunnels = operations.iter().filter_map(|(_, operation)| match operation {
+    tunnels(operations).map(|settings| settings.inner_mtu().max(MTU_MIN)).min()
+}
+
+/// The VXLAN ports.
+fn tunnels(operations: &[(String, Operation)]) -> impl Iterator<Item = &VxlanSettings> {
+    operations.iter().filter_map(|(_, operation)| match operation {
         Operation::Add { attachment: Attachment::Vxlan(settings), .. } => Some(settings),
         _ => None,
-    });
-    tunnels.map(|settings| settings.inner_mtu().max(MTU_MIN)).min()
+    })
 }
 
 /// Returns a path with the first number from 1 on for which no process listens there, in place of

@@ -2,10 +2,10 @@
 //!
 //! An instance that serves one program answers `GET` of [`PUBLISHED`], [`STATS`], [`FLOWS`] and
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
-//! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`REMOTES`], [`PUBLISHED`], [`STATS`],
-//! [`FLOWS`] and [`METRICS`], and `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see
-//! [`operations`]. `DELETE` of [`FLOWS`] ends a native flow. Both answer `POST` of [`AUDIT`], and of
-//! [`EGRESS`] with a policy; see
+//! answers `GET` of [`NETWORK`], [`PORTS`], [`LEASES`], [`REMOTES`], [`EVPN`], [`PUBLISHED`],
+//! [`STATS`], [`FLOWS`] and [`METRICS`], and `POST` of [`TRANSACTION`] with
+//! `{"operations": [...]}`; see [`operations`]. `DELETE` of [`FLOWS`] ends a native flow. Both
+//! answer `POST` of [`AUDIT`], and of [`EGRESS`] with a policy; see
 //! [`egress`](towpath_gateway::control::egress).
 
 use std::os::fd::OwnedFd;
@@ -31,13 +31,14 @@ use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
 use crate::control::policy::{self, AUDIT, EGRESS};
 use crate::control::published::{self, Publishing, TRANSACTION};
-use crate::control::remotes;
+use crate::control::{evpn, remotes};
 
 pub(crate) const NETWORK: &str = "/v1/network";
 pub(crate) const PORTS: &str = "/v1/ports";
 pub(crate) const LEASES: &str = "/v1/leases";
 pub(crate) const PUBLISHED: &str = "/v1/published";
 pub(crate) const REMOTES: &str = "/v1/remotes";
+pub(crate) const EVPN: &str = "/v1/evpn";
 pub(crate) const STATS: &str = "/v1/stats";
 pub(crate) const METRICS: &str = "/metrics";
 
@@ -80,19 +81,31 @@ pub(crate) fn answer(
         }
         ("GET", LEASES) => Response::json(200, &leases(worker)),
         ("GET", REMOTES) => Response::json(200, &remotes::list(worker)),
+        ("GET", EVPN) => Response::json(200, &evpn::list(worker)),
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
         ("POST", TRANSACTION) => transaction(worker, request.body, file),
         ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
         ("POST", AUDIT) => policy::reopen_audit(worker.egress()),
         (
             _,
-            NETWORK | PORTS | LEASES | REMOTES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION
-            | EGRESS | AUDIT,
+            NETWORK | PORTS | LEASES | REMOTES | EVPN | PUBLISHED | STATS | FLOWS | METRICS
+            | TRANSACTION | EGRESS | AUDIT,
         ) => wrong_method(request, &format!("GET to read, or POST {TRANSACTION}")),
-        _ => unknown_path(
-            request,
-            &[NETWORK, PORTS, LEASES, REMOTES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION],
-        ),
+        _ => {
+            let known = [
+                NETWORK,
+                PORTS,
+                LEASES,
+                REMOTES,
+                EVPN,
+                PUBLISHED,
+                STATS,
+                FLOWS,
+                METRICS,
+                TRANSACTION,
+            ];
+            unknown_path(request, &known)
+        }
     }
 }
 

@@ -19,8 +19,7 @@ use crate::config::args::{
 use crate::config::{policy_file, settings};
 use crate::control::api;
 use crate::control::ask::{self, plain};
-use crate::control::remotes;
-use crate::control::{instances, published};
+use crate::control::{evpn, instances, published, remotes};
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 
@@ -48,6 +47,7 @@ pub(crate) fn list(arguments: &LsArguments) -> Result<Ending, Failure> {
             LsWhat::Remotes => {
                 (ask::ask(&path, "GET", api::REMOTES, None)?, "remotes", remotes::line)
             }
+            LsWhat::Evpn => (ask::ask(&path, "GET", api::EVPN, None)?, "evpn", evpn::line),
             _ => (ask::ask(&path, "GET", api::LEASES, None)?, "leases", lease_line),
         };
         let mut listed = answer[list].as_array().cloned().unwrap_or_default();

@@ -1,5 +1,6 @@
 //! `towpath up`: serves a network of virtual machines.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -62,6 +63,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     let mut captures = Captures::default();
     let machine = plan.machine.clone().filter(|_| arguments.machine.print_addresses);
     let sockets = if is_numbered(&arguments) { sockets(&plan) } else { Vec::new() };
+    let evpn = plan.evpn.clone();
     let mut worker = make(plan, messages)?;
     let departure = match arguments.machine.one_off {
         true => Some(worker.inside_mut().departure().context("cannot make an event")?),
@@ -89,6 +91,13 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     confinement.seal(Mode::Network);
     // They inherit the confinement of this thread.
     worker.begin().context("cannot start the workers of the network")?;
+    if let Some(settings) = evpn {
+        let tell = move |neighbor, news: &dyn Display| {
+            messages.notice(format_args!("BGP neighbor {neighbor}: {news}"));
+        };
+        let started = worker.inside_mut().start_evpn(&settings, Box::new(tell));
+        started.context("cannot start EVPN")?;
+    }
     let end = departure.as_ref().map(AsFd::as_fd);
     serve(&mut worker, &mut captures, (&signals, end), control, &messages)?;
     worker.with_inside(Network::shut_down);

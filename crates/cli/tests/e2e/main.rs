@@ -8,6 +8,7 @@ mod cni;
 mod dns;
 mod egress;
 mod ending;
+mod evpn;
 mod inside;
 mod iperf;
 mod isolation;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         taps::tests(),
         cni::tests(),
         uplinks::tests(),
+        evpn::tests(),
         tunnels::tests(),
         options::tests(),
         soak::tests(),

@@ -40,7 +40,8 @@ use super::fields::{Fields, Wrong};
 use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX};
 use crate::egress::policy::Policy;
 use crate::network::{
-    Attachment, Change, Operation, PassedTap, PortSettings, QUEUE_LEN_MAX, VxlanSettings,
+    Attachment, Change, EvpnSettings, Operation, PassedTap, Password, PortSettings, QUEUE_LEN_MAX,
+    VxlanSettings,
 };
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
@@ -180,6 +181,26 @@ pub fn vxlan(mut fields: Fields, defaults: &PortSettings) -> Result<Operation, W
     settings.check().map_err(|error| fields.all_wrong(error.to_string()))?;
     fields.finish()?;
     Ok(tunnel(settings, vlan, defaults))
+}
+
+/// Parses the table of EVPN.
+pub fn evpn(mut fields: Fields) -> Result<EvpnSettings, Wrong> {
+    let as_number = fields.number("as", 1, u32::MAX.into())?;
+    let as_number = as_number.ok_or_else(|| fields.all_wrong("the table has no 'as'"))?;
+    let router_id = fields.parsed("router-id")?;
+    let router_id = router_id.ok_or_else(|| fields.all_wrong("the table has no 'router-id'"))?;
+    let mut settings = EvpnSettings::new(as_number as u32, router_id);
+    settings.neighbors = fields.list("neighbors")?;
+    if let Some(port) = fields.number("port", 1, u16::MAX.into())? {
+        settings.port = port as u16;
+    }
+    if let Some(seconds) = fields.number("hold-time", 0, u16::MAX.into())? {
+        settings.hold_seconds = seconds as u16;
+    }
+    settings.password = fields.text("password")?.map(Password);
+    settings.check().map_err(|error| fields.all_wrong(error.to_string()))?;
+    fields.finish()?;
+    Ok(settings)
 }
 
 /// Returns the operation that adds a VXLAN port, named `vxlanVNI`.

@@ -31,6 +31,7 @@ mod config;
 mod crew;
 mod departure;
 mod device;
+mod evpn;
 mod gateway_port;
 mod helper;
 mod lane;
@@ -56,6 +57,7 @@ pub use config::{
     NetworkConfig, PassedTap, PortError, PortSettings, QUEUE_LEN, QUEUE_LEN_MAX, check_port,
     gateway_addresses, services_config,
 };
+pub use evpn::{Evpn, EvpnError, EvpnReport, EvpnSettings, Password, TellEvpn, vtep};
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
 pub use remotes::{Busy, CHANGES_MAX, ControlEvent, ControlPlane, EVENTS_MAX, PortRemotes};
 pub use report::{DeviceReport, NetworkReport, PortReport};
@@ -129,6 +131,8 @@ pub struct Network {
     has_numbers_to_release: bool,
     /// The control plane of its tunnels, if there is one.
     subscriber: Option<Subscriber>,
+    /// The control plane that [`Network::start_evpn`] made.
+    evpn: Option<Evpn>,
 }
 
 /// Called for events at a port, with its name and a description.
@@ -162,6 +166,7 @@ impl Network {
             clock: None,
             has_numbers_to_release: false,
             subscriber: None,
+            evpn: None,
             config,
         })
     }

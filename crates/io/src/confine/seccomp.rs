@@ -236,6 +236,8 @@ const NETWORK: &[Call] = calls! {
     setsockopt SYS_setsockopt [
         &[Is(1, SOCKET), Is(2, libc::SO_SNDTIMEO as u32)],
         &[Is(1, SOCKET), Is(2, libc::SO_RCVTIMEO as u32)],
+        // Sessions with BGP neighbours that have a password.
+        &[Is(1, TCP), Is(2, libc::TCP_MD5SIG as u32)],
         // AF_XDP sockets that come from the broker.
         &[Is(1, XDP), Is(2, libc::XDP_UMEM_REG as u32)],
         &[Is(1, XDP), Is(2, libc::XDP_UMEM_FILL_RING as u32)],

@@ -18,10 +18,12 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use towpath_packet::{Memory, Piece};
 
+/// Longest key of [`TcpSocket::connect_signed`]: `TCP_MD5SIG_MAXKEYLEN` of Linux.
+pub const TCP_KEY_BYTES_MAX: usize = 80;
 /// Connections that may wait for [`TcpListener::accept`]; the kernel may lower it to its own limit.
 const BACKLOG: i32 = 4096;
 
@@ -55,6 +57,19 @@ impl TcpSocket {
     /// and [`take_error`](Self::take_error) returns which.
     pub fn connect(to: SocketAddr) -> io::Result<(Self, bool)> {
         Self::connect_by(open(&to, SocketType::STREAM, None)?, to)
+    }
+
+    /// Starts to connect as [`connect`](Self::connect) does. Segments of both sides are signed with
+    /// a key of 1 to [`TCP_KEY_BYTES_MAX`] bytes, which the peer has, too (RFC 2385). A peer
+    /// without it is silent.
+    ///
+    /// # Errors
+    /// `EINVAL` if the key has another length, `ENOPROTOOPT` if the kernel signs nothing, and those
+    /// of [`connect`](Self::connect).
+    pub fn connect_signed(to: SocketAddr, key: &[u8]) -> io::Result<(Self, bool)> {
+        let fd = open(&to, SocketType::STREAM, None)?;
+        set_key(fd.as_fd(), to, key)?;
+        Self::connect_by(fd, to)
     }
 
     fn connect_by(fd: OwnedFd, to: SocketAddr) -> io::Result<(Self, bool)> {
@@ -269,6 +284,29 @@ impl UnconnectedTcp {
         }
         TcpSocket::connect_by(self.fd, to)
     }
+}
+
+/// Has the kernel sign what it sends to `peer`, and expect signed segments from there.
+pub(super) fn set_key(fd: BorrowedFd<'_>, peer: SocketAddr, key: &[u8]) -> Result<(), Errno> {
+    if !(1..=TCP_KEY_BYTES_MAX).contains(&key.len()) {
+        return Err(Errno::INVAL);
+    }
+    // struct tcp_md5sig: a socket address in 128 bytes, of which the port is ignored; flags,
+    // prefix, length of the key, interface; the key in 80 bytes.
+    let mut option = [0; 128 + 8 + TCP_KEY_BYTES_MAX];
+    match peer.ip() {
+        IpAddr::V4(ip) => {
+            option[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            option[4..8].copy_from_slice(&ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            option[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            option[8..24].copy_from_slice(&ip.octets());
+        }
+    }
+    option[130..132].copy_from_slice(&(key.len() as u16).to_ne_bytes());
+    option[136..136 + key.len()].copy_from_slice(key);
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_MD5SIG, &option)
 }
 
 /// Accepts TCP connections.

@@ -1,0 +1,339 @@
+//! `towpath up` with BGP EVPN: hosts around a route reflector, which is FRR or GoBGP. One host is
+//! the kernel's VXLAN device with FRR.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rustix::process::Signal;
+
+use super::support::{Family, Host, Namespace, Process, Test, batch, command, retry, run};
+use super::uplinks::{Machine, Network};
+
+pub(crate) fn tests() -> Vec<Test> {
+    vec![
+        Test::new("evpn_with_frr", &["nsenter", "vtysh", "bridge"], with_frr)
+            .needs_root()
+            .unless(no_frr),
+        Test::new("evpn_with_gobgp", &["nsenter", "gobgpd"], with_gobgp).needs_root(),
+    ]
+}
+
+/// FRR's daemons are not in the path.
+const FRR: &str = "/usr/lib/frr";
+
+fn no_frr() -> Option<String> {
+    let missing =
+        ["bgpd", "zebra"].into_iter().find(|name| !PathBuf::from(FRR).join(name).exists());
+    missing.map(|name| format!("{FRR}/{name} is not installed"))
+}
+
+/// The key of sessions with FRR, as FRR's configurations below have it.
+const PASSWORD: &str = "password = \"secret\"";
+
+/// A reflector for all hosts of 192.0.2.0/24.
+const FRR_REFLECTOR: &str = "\
+router bgp 65001
+ bgp router-id 192.0.2.1
+ no bgp default ipv4-unicast
+ neighbor HOSTS peer-group
+ neighbor HOSTS remote-as 65001
+ neighbor HOSTS password secret
+ bgp listen range 192.0.2.0/24 peer-group HOSTS
+ address-family l2vpn evpn
+  neighbor HOSTS activate
+  neighbor HOSTS route-reflector-client
+ exit-address-family
+";
+
+/// A host whose VXLAN devices belong to the kernel.
+const FRR_HOST: &str = "\
+router bgp 65001
+ bgp router-id 192.0.2.13
+ no bgp default ipv4-unicast
+ neighbor 192.0.2.1 remote-as 65001
+ neighbor 192.0.2.1 timers connect 1
+ neighbor 192.0.2.1 password secret
+ address-family l2vpn evpn
+  neighbor 192.0.2.1 activate
+  advertise-all-vni
+ exit-address-family
+";
+
+/// The same reflector. It offers graceful restart, so that hosts keep routes while it is away.
+const GOBGP_REFLECTOR: &str = "\
+[global.config]
+  as = 65001
+  router-id = \"192.0.2.1\"
+[[peer-groups]]
+  [peer-groups.config]
+    peer-group-name = \"hosts\"
+    peer-as = 65001
+  [peer-groups.graceful-restart.config]
+    enabled = true
+    restart-time = 120
+  [peer-groups.route-reflector.config]
+    route-reflector-client = true
+    route-reflector-cluster-id = \"192.0.2.1\"
+  [[peer-groups.afi-safis]]
+    [peer-groups.afi-safis.config]
+      afi-safi-name = \"l2vpn-evpn\"
+[[dynamic-neighbors]]
+  [dynamic-neighbors.config]
+    prefix = \"192.0.2.0/24\"
+    peer-group = \"hosts\"
+";
+
+/// A switch between hosts, with a reflector at 192.0.2.1.
+struct Lab<'a> {
+    host: &'a Host,
+    fabric: Namespace,
+}
+
+impl<'a> Lab<'a> {
+    fn new(host: &'a Host) -> Self {
+        let fabric = Namespace::new();
+        fabric.run(|| {
+            batch(
+                "link set lo up\nlink add fabric type bridge\nlink set fabric up\n\
+                 address add 192.0.2.1/24 dev fabric\n",
+            );
+        });
+        Self { host, fabric }
+    }
+
+    /// Adds a host with the address 192.0.2.NUMBER.
+    fn join(&self, number: u8) -> Namespace {
+        let there = Namespace::new();
+        let holder = there.holder();
+        self.fabric.run(|| {
+            batch(&format!(
+                "link add v{number} type veth peer name eth0 netns {holder}\n\
+                 link set v{number} master fabric\nlink set v{number} up\n"
+            ));
+        });
+        there.run(|| {
+            batch(&format!(
+                "link set lo up\nlink set eth0 up\naddress add 192.0.2.{number}/24 dev eth0\n"
+            ));
+        });
+        there
+    }
+
+    /// Starts towpath with a tunnel and EVPN on a host, with `more` settings of EVPN.
+    fn towpath(&self, there: &Namespace, number: u8, more: &str) -> Network<'a> {
+        let text = format!(
+            "gateway = false\n\
+             [vxlan]\nvni = 100\nlocal = \"192.0.2.{number}\"\nlearn = false\n\
+             [evpn]\nas = 65001\nrouter-id = \"192.0.2.{number}\"\nneighbors = [\"192.0.2.1\"]\n\
+             {more}\n"
+        );
+        let file = self.host.write(&format!("net{number}.toml"), text);
+        let file = file.to_str().expect("plain text").to_owned();
+        Network::start_in(self.host, Some(there), &[file], &format!("tap{number}"))
+    }
+
+    /// A folder for the sockets of FRR's daemons, one of which runs as a user of its own.
+    fn folder(&self, name: &str) -> PathBuf {
+        let folder = self.host.file(name);
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("its owner");
+        folder
+    }
+
+    fn frr_reflector(&self) -> Process {
+        let reflector = bgpd(&self.folder("reflector"), FRR_REFLECTOR, &["-Z"]);
+        start_in(&self.fabric, &reflector)
+    }
+
+    fn gobgp_reflector(&self) -> Process {
+        let file = self.host.write("gobgpd.conf", GOBGP_REFLECTOR);
+        let file = file.to_str().expect("plain text");
+        start_in(&self.fabric, &["gobgpd", "-f", file, "--api-hosts", "127.0.0.1:50051"])
+    }
+}
+
+/// The command of FRR's BGP daemon. It stays root (-S).
+fn bgpd(folder: &std::path::Path, configuration: &str, more: &[&str]) -> Vec<String> {
+    fs::write(folder.join("bgpd.conf"), configuration).expect("a file");
+    let path = |name: &str| folder.join(name).to_str().expect("plain text").to_owned();
+    let own = ["-f", &path("bgpd.conf"), "-i", &path("bgpd.pid"), "--vty_socket", &path("")];
+    let program = format!("{FRR}/bgpd");
+    let words = [&program[..], "-S", "-A", "127.0.0.1"].into_iter().chain(own);
+    words.chain(more.iter().copied()).map(str::to_owned).collect()
+}
+
+fn start_in<W: AsRef<str>>(there: &Namespace, words: &[W]) -> Process {
+    let namespace = format!("--net=/proc/{}/ns/net", there.holder());
+    let words = words.iter().map(|word| word.as_ref().to_owned());
+    Process::start(command("nsenter", [namespace].into_iter().chain(words)))
+}
+
+/// Ends a daemon without a word to its neighbours.
+fn kill(daemon: Process) {
+    daemon.signal(Signal::KILL);
+    daemon.finish();
+}
+
+/// Waits until a machine answers another one.
+fn reaches(from: &Machine, to: &Machine, family: Family) {
+    let address = to.address(family).to_string();
+    retry(&format!("an answer of {address}"), || {
+        let ping = ["-c", "1", "-W", "2", "-q", &address];
+        let output = from.namespace.run(|| command("ping", ping).output().expect("ping"));
+        output.status.success().then_some(())
+    });
+}
+
+/// The MAC address of a machine.
+fn mac_of(machine: &Machine) -> String {
+    let link = machine.namespace.run(|| run("ip", ["-o", "link", "show", "eth0"]));
+    let mut words = link.split_whitespace().skip_while(|word| *word != "link/ether");
+    words.nth(1).expect("an Ethernet device").to_owned()
+}
+
+fn wait_for(network: &Network<'_>, what: &str, texts: &[&str]) {
+    retry(&format!("{texts:?} in ls {what}"), || {
+        let shown = network.run(&["ls", what]);
+        texts.iter().all(|text| shown.contains(text)).then_some(())
+    });
+}
+
+/// Kernel's VXLAN device on a host with FRR.
+struct KernelHost {
+    there: Namespace,
+    folder: PathBuf,
+    daemons: [Process; 2],
+}
+
+impl KernelHost {
+    /// Starts it, with a machine behind its bridge.
+    fn start(lab: &Lab<'_>) -> (Self, Machine) {
+        let there = lab.join(13);
+        let machine = Machine { namespace: Namespace::new(), number: 13 };
+        let holder = machine.namespace.holder();
+        there.run(|| {
+            batch(&format!(
+                "link add br100 type bridge\nlink set br100 up\n\
+                 link add vx100 type vxlan id 100 dstport 4789 local 192.0.2.13 nolearning\n\
+                 link set vx100 master br100\nlink set vx100 type bridge_slave learning off\n\
+                 link set vx100 up\n\
+                 link add guest type veth peer name eth0 netns {holder}\n\
+                 link set guest master br100\nlink set guest up\n"
+            ));
+        });
+        machine.configure();
+        let folder = lab.folder("kernel");
+        let path = |name: &str| folder.join(name).to_str().expect("plain text").to_owned();
+        let zebra = format!("{FRR}/zebra");
+        let (zserv, pid, own) = (path("zserv"), path("zebra.pid"), path(""));
+        let words = [&zebra[..], "-A", "127.0.0.1", "-z", &zserv, "-i", &pid, "--vty_socket", &own];
+        let zebra = start_in(&there, &words);
+        retry("zebra", || folder.join("zserv").exists().then_some(()));
+        let bgpd = start_in(&there, &bgpd(&folder, FRR_HOST, &["-z", &zserv]));
+        (Self { there, folder, daemons: [zebra, bgpd] }, machine)
+    }
+
+    /// What FRR's shell answers.
+    fn ask(&self, question: &str) -> String {
+        let folder = self.folder.to_str().expect("plain text");
+        run("vtysh", ["--vty_socket", folder, "-c", question])
+    }
+
+    /// Waits until the kernel forwards to these.
+    fn wait_for(&self, texts: &[&str]) {
+        retry(&format!("{texts:?} in the kernel's table"), || {
+            let shown = self.there.run(|| run("bridge", ["fdb", "show", "dev", "vx100"]));
+            texts.iter().all(|text| shown.contains(text)).then_some(())
+        });
+    }
+
+    fn end(self) {
+        self.daemons.into_iter().for_each(kill);
+    }
+}
+
+/// Goal: towpath and the kernel's device with FRR are one network around FRR as reflector. FRR
+/// accepts towpath's routes; a restart of the reflector interrupts nothing between towpaths; a
+/// machine that moves is found; a host that ends is forgotten.
+fn with_frr(host: &mut Host) {
+    let lab = Lab::new(host);
+    let mut reflector = lab.frr_reflector();
+    let [first, second] = [11, 12].map(|number| lab.join(number));
+    let (kernel, c) = KernelHost::start(&lab);
+    let [near, far] =
+        [(&first, 11), (&second, 12)].map(|(there, number)| lab.towpath(there, number, PASSWORD));
+    let a = first.run(|| Machine::with("tap11", 11));
+    let b = second.run(|| Machine::with("tap12", 12));
+    wait_for(&near, "remotes", &["192.0.2.12", "192.0.2.13"]);
+    wait_for(&far, "remotes", &["192.0.2.11", "192.0.2.13"]);
+    kernel.wait_for(&["dst 192.0.2.11", "dst 192.0.2.12"]);
+    for (from, to) in [(&a, &b), (&b, &c), (&c, &a)] {
+        for family in Family::BOTH {
+            reaches(from, to, family);
+        }
+    }
+    let [mac_a, mac_b, mac_c] = [&a, &b, &c].map(mac_of);
+    wait_for(&near, "evpn", &[&format!("station {mac_c} VNI 100 at 192.0.2.13")]);
+    wait_for(&near, "evpn", &[&format!("station {mac_b} VNI 100 at 192.0.2.12")]);
+    kernel.wait_for(&[&mac_a, &mac_b]);
+    let routes = kernel.ask("show bgp l2vpn evpn");
+    for route in ["[3]:[0]:[32]:[192.0.2.11]", &format!("*>i[2]:[0]:[48]:[{mac_a}]")] {
+        assert!(routes.contains(route), "{route} in\n{routes}");
+    }
+
+    kill(reflector);
+    wait_for(&near, "evpn", &["4 routes, 4 stale"]);
+    reaches(&a, &b, Family::V4);
+    reflector = lab.frr_reflector();
+    wait_for(&near, "evpn", &["Established", "4 routes, 0 stale"]);
+    wait_for(&far, "evpn", &["Established", "4 routes, 0 stale"]);
+
+    b.namespace.run(|| run("ip", ["link", "set", "eth0", "down"]));
+    near.run(&["port", "add", "tap14", "--tap"]);
+    let moved = first.run(|| {
+        run("ip", ["link", "set", "tap14", "address", &mac_b]);
+        Machine::with("tap14", 12)
+    });
+    for family in Family::BOTH {
+        reaches(&moved, &a, family);
+    }
+    wait_for(&far, "evpn", &[&format!("station {mac_b} VNI 100 at 192.0.2.11, 1 moves")]);
+
+    far.end();
+    retry("the remote to go", || {
+        (!near.run(&["ls", "remotes"]).contains("192.0.2.12")).then_some(())
+    });
+    near.end();
+    kernel.end();
+    kill(reflector);
+}
+
+/// Goal: the same around GoBGP.
+fn with_gobgp(host: &mut Host) {
+    let lab = Lab::new(host);
+    let reflector = lab.gobgp_reflector();
+    let [first, second] = [11, 12].map(|number| lab.join(number));
+    let [near, far] =
+        [(&first, 11), (&second, 12)].map(|(there, number)| lab.towpath(there, number, ""));
+    let a = first.run(|| Machine::with("tap11", 11));
+    let b = second.run(|| Machine::with("tap12", 12));
+    wait_for(&near, "remotes", &["192.0.2.12"]);
+    wait_for(&far, "remotes", &["192.0.2.11"]);
+    for family in Family::BOTH {
+        reaches(&a, &b, family);
+        reaches(&b, &a, family);
+    }
+    wait_for(&near, "evpn", &[&format!("station {} VNI 100 at 192.0.2.12", mac_of(&b))]);
+    kill(reflector);
+    wait_for(&near, "evpn", &["2 routes, 2 stale"]);
+    reaches(&a, &b, Family::V4);
+    let reflector = lab.gobgp_reflector();
+    wait_for(&near, "evpn", &["Established", "2 routes, 0 stale"]);
+    far.end();
+    retry("the remote to go", || {
+        (!near.run(&["ls", "remotes"]).contains("192.0.2.12")).then_some(())
+    });
+    near.end();
+    kill(reflector);
+}

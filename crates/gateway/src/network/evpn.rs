@@ -1,0 +1,453 @@
+//! BGP EVPN as the control plane of a network's VXLAN ports.
+//!
+//! # Theory of operation
+//!
+//! A thread owns the TCP connections of a [`Speaker`], which decides everything: the thread reads
+//! and writes them, hands in local stations from the [`ControlPlane`], and passes on what the
+//! speaker wants changed. It sleeps until a file is ready or the speaker has something to do.
+//! Workers do nothing for it but to carry out changes.
+//!
+//! While changes wait for the network, no neighbour is read, so that TCP slows them down. A station
+//! that the speaker refuses, as a duplicate or because another host has it as one that never
+//! moves, is offered again every [`RETRY`].
+//!
+//! The speaker is behind a lock, for reports: only who asks for one waits.
+//!
+//! Limits: those of the speaker; [`READS`] per neighbour and turn.
+
+mod settings;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Display;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use towpath_evpn::session::{Settings as SessionSettings, State};
+use towpath_evpn::{Config, Counters, NeighborReport, Speaker, StationReport};
+use towpath_io::doorbell::EventDoorbell;
+use towpath_io::socket::TcpSocket;
+use towpath_net::time::Instant;
+use towpath_net::vxlan::Vni;
+use towpath_net::vxlan::remotes::Change;
+use towpath_net::wire::MacAddr;
+use towpath_packet::ring::Doorbell;
+
+use super::member::Member;
+use super::remotes::{ControlEvent, ControlPlane};
+use super::{Attachment, Network, VxlanSettings};
+
+pub use settings::{EvpnError, EvpnSettings, Password, vtep};
+
+/// Reads of one neighbour before the others have their turn.
+const READS: usize = 4;
+/// Bytes of one read.
+const READ_BYTES: usize = 64 << 10;
+/// Pause before a refused station is offered again, and before a busy network is asked again.
+const RETRY: Duration = Duration::from_secs(10);
+const BUSY: Duration = Duration::from_millis(10);
+
+/// Called for news of neighbours, with the neighbour's address, by the thread.
+pub type TellEvpn = Box<dyn FnMut(IpAddr, &dyn Display) + Send>;
+
+/// A running control plane. It ends when this is dropped, and says goodbye to its neighbours.
+#[derive(Debug)]
+pub struct Evpn {
+    shared: Arc<Shared>,
+    /// Dropped to end the thread.
+    running: Option<SyncSender<()>>,
+    bell: EventDoorbell,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    speaker: Mutex<Speaker>,
+    neighbors: Vec<SocketAddr>,
+    started: std::time::Instant,
+}
+
+/// What a control plane knows, for reports.
+#[derive(Clone, Debug)]
+pub struct EvpnReport {
+    /// Neighbours, in the order of the settings, each with the time since its state changed.
+    pub neighbors: Vec<(SocketAddr, NeighborReport, Duration)>,
+    /// Stations here and elsewhere, in the order of networks and addresses.
+    pub stations: Vec<StationReport>,
+    /// What happened to routes.
+    pub counters: Counters,
+}
+
+impl Evpn {
+    /// Starts the thread. `tunnels` are the VXLAN ports with their networks, `vtep` is where they
+    /// end here.
+    pub(super) fn start(
+        settings: &EvpnSettings,
+        tunnels: Vec<(String, Vni)>,
+        vtep: IpAddr,
+        control: ControlPlane,
+        tell: TellEvpn,
+    ) -> io::Result<Self> {
+        let now = Instant::START;
+        let config = Config {
+            settings: SessionSettings {
+                as_number: settings.as_number,
+                router_id: settings.router_id,
+                hold_seconds: settings.hold_seconds,
+            },
+            vtep,
+            neighbors: settings.neighbors.len(),
+        };
+        let mut speaker = Speaker::new(config, now);
+        for (_, vni) in &tunnels {
+            speaker.add_network(*vni, now);
+        }
+        let address = |neighbor: &IpAddr| SocketAddr::new(*neighbor, settings.port);
+        let shared = Arc::new(Shared {
+            speaker: Mutex::new(speaker),
+            neighbors: settings.neighbors.iter().map(address).collect(),
+            started: moment(),
+        });
+        let (running, ends) = sync_channel(0);
+        let bell = EventDoorbell::new()?;
+        let loops = Loop {
+            shared: shared.clone(),
+            peers: shared.neighbors.iter().map(|to| Peer::new(*to, &settings.password)).collect(),
+            control,
+            tunnels,
+            ends,
+            bell: bell.clone(),
+            changes: VecDeque::new(),
+            refused: HashMap::new(),
+            retry_at: now,
+            tell,
+        };
+        let thread = thread::Builder::new().name("evpn".into()).spawn(move || loops.run())?;
+        Ok(Self { shared, running: Some(running), bell, thread: Some(thread) })
+    }
+
+    /// What is known now. Waits until the thread has finished what it is doing: some milliseconds.
+    pub fn report(&self) -> EvpnReport {
+        let now = self.shared.now();
+        let speaker = self.shared.speaker();
+        let neighbors = self.shared.neighbors.iter().enumerate().map(|(index, address)| {
+            let report = speaker.neighbor(index);
+            let since = now.since(report.since);
+            (*address, report, since)
+        });
+        let mut stations: Vec<_> = speaker.stations().collect();
+        stations.sort_unstable_by_key(|station| (station.vni, station.mac));
+        EvpnReport { neighbors: neighbors.collect(), stations, counters: speaker.counters() }
+    }
+}
+
+impl Network {
+    /// Lets BGP EVPN control the VXLAN ports that are there. A thread calls `tell`.
+    ///
+    /// # Errors
+    /// [`EvpnError`]; nothing was started.
+    pub fn start_evpn(&mut self, settings: &EvpnSettings, tell: TellEvpn) -> Result<(), EvpnError> {
+        settings.check()?;
+        let members = self.members.iter().flatten();
+        let tunnels: Vec<(&Member, &VxlanSettings)> = members
+            .filter_map(|member| match &member.attachment {
+                Attachment::Vxlan(settings) => Some((member, settings)),
+                _ => None,
+            })
+            .collect();
+        let vtep = vtep(tunnels.iter().map(|(_, settings)| *settings))?;
+        let named =
+            |(member, settings): &(&Member, &VxlanSettings)| (member.name.clone(), settings.vni);
+        let tunnels = tunnels.iter().map(named).collect();
+        let control = self.control_plane()?;
+        self.evpn = Some(Evpn::start(settings, tunnels, vtep, control, tell)?);
+        Ok(())
+    }
+
+    /// Returns the control plane that [`start_evpn`](Self::start_evpn) made.
+    pub fn evpn(&self) -> Option<&Evpn> {
+        self.evpn.as_ref()
+    }
+}
+
+impl Drop for Evpn {
+    fn drop(&mut self) {
+        self.running = None;
+        self.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Instant {
+        Instant::START + self.started.elapsed()
+    }
+
+    fn speaker(&self) -> MutexGuard<'_, Speaker> {
+        self.speaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "no worker drives this thread")]
+fn moment() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
+/// What the thread has.
+struct Loop {
+    shared: Arc<Shared>,
+    peers: Vec<Peer>,
+    control: ControlPlane,
+    tunnels: Vec<(String, Vni)>,
+    ends: Receiver<()>,
+    bell: EventDoorbell,
+    /// Changes that the network has yet to take.
+    changes: VecDeque<(Vni, Change)>,
+    /// Stations that the speaker refused, with their addresses and whether they are fixed.
+    refused: HashMap<(Vni, MacAddr), (Vec<IpAddr>, bool)>,
+    retry_at: Instant,
+    tell: TellEvpn,
+}
+
+impl Loop {
+    fn run(mut self) {
+        let mut buffer = vec![0; READ_BYTES];
+        while self.ends.try_recv() != Err(TryRecvError::Disconnected) {
+            let deadline = self.turn(&mut buffer);
+            self.wait(deadline);
+        }
+        let (shared, now) = (self.shared.clone(), self.shared.now());
+        let mut speaker = shared.speaker();
+        speaker.shut_down(now);
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            peer.write(index, &mut speaker, now);
+        }
+    }
+
+    /// Does all that can be done now, and returns when something is due.
+    fn turn(&mut self, buffer: &mut [u8]) -> Option<Instant> {
+        let shared = self.shared.clone();
+        let mut speaker = shared.speaker();
+        let now = shared.now();
+        self.take_events(&mut speaker, now);
+        speaker.tick(now);
+        let may_read = self.changes.is_empty();
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            peer.turn(index, &mut speaker, may_read.then_some(&mut *buffer), now);
+            if let Some(news) = peer.news(index, &speaker) {
+                (self.tell)(peer.to.ip(), &news);
+            }
+        }
+        self.changes.extend(speaker.take_changes());
+        while let Some((vni, change)) = self.changes.front() {
+            let of = |(_, of): &&(String, Vni)| of == vni;
+            let (port, _) = self.tunnels.iter().find(of).expect("networks come from them");
+            if self.control.change(port, *change).is_err() {
+                break;
+            }
+            self.changes.pop_front();
+        }
+        let busy = (!self.changes.is_empty()).then(|| now + BUSY);
+        let retry = (!self.refused.is_empty()).then_some(self.retry_at);
+        [speaker.deadline(), busy, retry].into_iter().flatten().min()
+    }
+
+    /// Hands in what is new about local stations.
+    fn take_events(&mut self, speaker: &mut Speaker, now: Instant) {
+        while let Some(event) = self.control.next_event() {
+            match event {
+                ControlEvent::Found { port, mac, addresses, is_fixed } => {
+                    let Some(vni) = self.vni(&port) else { continue };
+                    self.offer(speaker, (vni, mac), (addresses, is_fixed), now);
+                }
+                ControlEvent::Gone { port, mac } => {
+                    let Some(vni) = self.vni(&port) else { continue };
+                    self.refused.remove(&(vni, mac));
+                    speaker.forget(vni, mac, now);
+                }
+                // The configuration has precedence, or a table is full: its frames are flooded.
+                ControlEvent::Refused { .. } => {}
+            }
+        }
+        if self.retry_at <= now {
+            self.retry_at = now + RETRY;
+            for (key, station) in std::mem::take(&mut self.refused) {
+                self.offer(speaker, key, station, now);
+            }
+        }
+    }
+
+    fn offer(
+        &mut self,
+        speaker: &mut Speaker,
+        (vni, mac): (Vni, MacAddr),
+        (addresses, is_fixed): (Vec<IpAddr>, bool),
+        now: Instant,
+    ) {
+        if speaker.learn(vni, mac, &addresses, is_fixed, now).is_err() {
+            self.refused.insert((vni, mac), (addresses, is_fixed));
+        } else {
+            self.refused.remove(&(vni, mac));
+        }
+    }
+
+    fn vni(&self, port: &str) -> Option<Vni> {
+        self.tunnels.iter().find(|(name, _)| name == port).map(|(_, vni)| *vni)
+    }
+
+    /// Sleeps until something is ready or due.
+    fn wait(&self, deadline: Option<Instant>) {
+        let of_bells = [self.bell.as_fd(), self.control.as_fd()];
+        let mut files: Vec<PollFd<'_>> =
+            of_bells.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let may_read = self.changes.is_empty();
+        for peer in &self.peers {
+            let Some(socket) = &peer.socket else { continue };
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, may_read && peer.is_open);
+            flags.set(PollFlags::OUT, !peer.is_open || peer.is_full);
+            files.push(PollFd::from_borrowed_fd(socket.as_fd(), flags));
+        }
+        let timeout = deadline.map(|at| {
+            let pause = at.since(self.shared.now());
+            Timespec {
+                tv_sec: pause.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: pause.subsec_nanos().into(),
+            }
+        });
+        // An interrupted wait is one more turn.
+        let _ = poll(&mut files, timeout.as_ref());
+    }
+}
+
+/// A neighbour's connection.
+struct Peer {
+    to: SocketAddr,
+    password: Option<Password>,
+    socket: Option<TcpSocket>,
+    /// The connection is established.
+    is_open: bool,
+    /// The socket took less than there was.
+    is_full: bool,
+    /// The state that was reported last.
+    reported: State,
+}
+
+impl Peer {
+    fn new(to: SocketAddr, password: &Option<Password>) -> Self {
+        Self {
+            to,
+            password: password.clone(),
+            socket: None,
+            is_open: false,
+            is_full: false,
+            reported: State::Idle,
+        }
+    }
+
+    /// Connects, reads if there is a buffer to read into, and writes.
+    fn turn(
+        &mut self,
+        index: usize,
+        speaker: &mut Speaker,
+        buffer: Option<&mut [u8]>,
+        now: Instant,
+    ) {
+        if speaker.wants_connection(index) && self.socket.is_none() {
+            let connection = match &self.password {
+                Some(Password(password)) => TcpSocket::connect_signed(self.to, password.as_bytes()),
+                None => TcpSocket::connect(self.to),
+            };
+            match connection {
+                Ok((socket, _)) => (self.socket, self.is_open) = (Some(socket), false),
+                Err(_) => speaker.closed(index, now),
+            }
+        }
+        if let Some(socket) = &self.socket
+            && !self.is_open
+        {
+            if socket.take_error().is_some() {
+                speaker.closed(index, now);
+            } else if rustix::net::getpeername(socket.as_fd()).is_ok() {
+                self.is_open = true;
+                speaker.connected(index, now);
+            }
+        }
+        if let Some(buffer) = buffer {
+            self.read(index, speaker, buffer, now);
+        }
+        self.write(index, speaker, now);
+        if !speaker.wants_connection(index) {
+            self.socket = None;
+            self.is_open = false;
+        }
+    }
+
+    fn read(&self, index: usize, speaker: &mut Speaker, buffer: &mut [u8], now: Instant) {
+        let Some(socket) = self.open() else { return };
+        for _ in 0..READS {
+            match rustix::io::read(socket, &mut *buffer) {
+                Ok(len) if len > 0 => speaker.receive(index, &buffer[..len], now),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Ok(_) | Err(_) => {
+                    speaker.closed(index, now);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, index: usize, speaker: &mut Speaker, now: Instant) {
+        let Some(socket) = self.open() else { return };
+        let mut is_full = false;
+        loop {
+            let output = speaker.output(index, now);
+            if output.is_empty() {
+                break;
+            }
+            match rustix::net::send(socket, output, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(len) => speaker.sent(index, len, now),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    is_full = true;
+                    break;
+                }
+                Err(_) => {
+                    speaker.closed(index, now);
+                    break;
+                }
+            }
+        }
+        self.is_full = is_full;
+    }
+
+    fn open(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().filter(|_| self.is_open).map(AsFd::as_fd)
+    }
+
+    /// What the user should know about the neighbour since the last time.
+    fn news(&mut self, index: usize, speaker: &Speaker) -> Option<String> {
+        let state = speaker.state(index);
+        let before = std::mem::replace(&mut self.reported, state);
+        let was_up = before == State::Established;
+        match (was_up, state == State::Established) {
+            (false, true) => Some("session established".into()),
+            (true, false) => {
+                let reason = speaker.reason(index).map(|reason| format!(": {reason}"));
+                Some(format!("session ended{}", reason.unwrap_or_default()))
+            }
+            _ => None,
+        }
+    }
+}

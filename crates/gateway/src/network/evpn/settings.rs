@@ -1,0 +1,139 @@
+//! The settings of EVPN.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use towpath_evpn::NEIGHBORS_MAX;
+use towpath_evpn::session::{HOLD_SECONDS, HOLD_SECONDS_MIN};
+use towpath_io::socket::TCP_KEY_BYTES_MAX;
+
+use super::super::vxlan::VxlanSettings;
+
+/// TCP port of BGP.
+const BGP_PORT: u16 = 179;
+
+/// Settings of EVPN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvpnSettings {
+    /// Number of the autonomous system, which is that of all neighbours, too.
+    pub as_number: u32,
+    /// BGP identifier of this host: one of its IPv4 addresses, or any number in that form that no
+    /// other host has.
+    pub router_id: Ipv4Addr,
+    /// Reflectors, or all other hosts.
+    pub neighbors: Vec<IpAddr>,
+    /// TCP port of the neighbours.
+    pub port: u16,
+    /// Seconds of silence after which a neighbour is given up; zero: never.
+    pub hold_seconds: u16,
+    /// Signs the segments of all sessions (RFC 2385); the neighbours have it, too.
+    pub password: Option<Password>,
+}
+
+/// A secret that is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Password(pub String);
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Password")
+    }
+}
+
+/// Why EVPN cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum EvpnError {
+    /// There is no VXLAN port to control.
+    #[error("there is no VXLAN port; add a [vxlan] table with 'vni' and 'local'")]
+    NoTunnel,
+    /// Tunnels do not say where they end, or not all at the same address.
+    #[error("the VXLAN ports have no common local address, which other hosts send to; set 'local'")]
+    NoVtep,
+    /// A setting is invalid.
+    #[error("{0}")]
+    Setting(&'static str),
+    /// There is one already, or a system call failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl EvpnSettings {
+    /// Settings with the usual port and hold time, and without neighbours.
+    pub fn new(as_number: u32, router_id: Ipv4Addr) -> Self {
+        let neighbors = Vec::new();
+        Self {
+            as_number,
+            router_id,
+            neighbors,
+            port: BGP_PORT,
+            hold_seconds: HOLD_SECONDS,
+            password: None,
+        }
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`EvpnError::Setting`].
+    pub fn check(&self) -> Result<(), EvpnError> {
+        let wrong = |text| Err(EvpnError::Setting(text));
+        if self.as_number == 0 || self.as_number == u32::MAX {
+            return wrong(
+                "the number of the autonomous system is reserved; private ones are 64512 to 65534",
+            );
+        }
+        if self.router_id.is_unspecified() {
+            return wrong("the router ID is 0.0.0.0; give an IPv4 address of this host");
+        }
+        if self.neighbors.is_empty() || self.neighbors.len() > NEIGHBORS_MAX {
+            return wrong("expected 1 to 16 neighbours; with more hosts, use route reflectors");
+        }
+        if (1..HOLD_SECONDS_MIN).contains(&self.hold_seconds) {
+            return wrong("the hold time is 1 or 2 seconds; expected at least 3, or 0 for none");
+        }
+        if let Some(Password(password)) = &self.password
+            && !(1..=TCP_KEY_BYTES_MAX).contains(&password.len())
+        {
+            return wrong("the password is empty or too long; expected 1 to 80 bytes");
+        }
+        Ok(())
+    }
+}
+
+/// Returns where all VXLAN ports end here.
+///
+/// # Errors
+/// [`EvpnError::NoTunnel`], [`EvpnError::NoVtep`].
+pub fn vtep<'a>(tunnels: impl IntoIterator<Item = &'a VxlanSettings>) -> Result<IpAddr, EvpnError> {
+    let mut tunnels = tunnels.into_iter();
+    let vtep = tunnels.next().ok_or(EvpnError::NoTunnel)?.local.ok_or(EvpnError::NoVtep)?;
+    match tunnels.all(|tunnel| tunnel.local == Some(vtep)) {
+        true => Ok(vtep),
+        false => Err(EvpnError::NoVtep),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_cannot_work_are_refused() {
+        let good = EvpnSettings {
+            neighbors: vec![Ipv4Addr::LOCALHOST.into()],
+            ..EvpnSettings::new(65001, Ipv4Addr::new(192, 0, 2, 11))
+        };
+        good.check().expect("valid");
+        let wrong = [
+            EvpnSettings { as_number: 0, ..good.clone() },
+            EvpnSettings { router_id: Ipv4Addr::UNSPECIFIED, ..good.clone() },
+            EvpnSettings { neighbors: Vec::new(), ..good.clone() },
+            EvpnSettings { neighbors: vec![Ipv4Addr::LOCALHOST.into(); 17], ..good.clone() },
+            EvpnSettings { hold_seconds: 2, ..good.clone() },
+            EvpnSettings { password: Some(Password(String::new())), ..good },
+        ];
+        for settings in wrong {
+            settings.check().expect_err(&format!("{settings:?}"));
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! See [`towpath_fuzz::evpn`].
+#![cfg_attr(fuzzing, no_main)]
+
+towpath_fuzz::target!(evpn);

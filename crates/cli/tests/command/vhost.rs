@@ -98,23 +98,20 @@ fn frame(number: u8) -> Vec<u8> {
 #[test]
 fn refusals_are_reported_and_counted() {
     const SET_FEATURES: u32 = 2;
-    for workers in WORKERS {
-        let network = Network::start_with(workers, "refusals");
-        let mut stream = UnixStream::connect(network.path("one")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let message = [SET_FEATURES, 1, 8, u32::MAX, u32::MAX];
-        stream.write_all(&message.map(u32::to_ne_bytes).concat()).unwrap();
-        assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the connection ends");
-        let said = network.finish();
-        for wanted in [
-            "towpath: one: a front end connected\n",
-            "towpath: one: the session ended: SET_FEATURES is rejected, and the front end \
-             requested",
-            "were not offered\n",
-            "refused         out_of_place 1\n",
-        ] {
-            assert!(said.contains(wanted), "no {wanted:?} in:\n{said}");
-        }
+    let network = Network::start("refusals");
+    let mut stream = UnixStream::connect(network.path("two")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let message = [SET_FEATURES, 1, 8, u32::MAX, u32::MAX];
+    stream.write_all(&message.map(u32::to_ne_bytes).concat()).unwrap();
+    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the connection ends");
+    let said = network.finish();
+    for wanted in [
+        "towpath: two: a front end connected\n",
+        "towpath: two: the session ended: SET_FEATURES is rejected, and the front end requested",
+        "were not offered\n",
+        "refused         out_of_place 1\n",
+    ] {
+        assert!(said.contains(wanted), "no {wanted:?} in:\n{said}");
     }
 }
 
@@ -122,11 +119,7 @@ fn refusals_are_reported_and_counted() {
 /// process, the other guest and the next front end at the same port are not affected.
 #[test]
 fn memory_that_is_cut_ends_its_session_only() {
-    WORKERS.into_iter().for_each(memory_is_cut);
-}
-
-fn memory_is_cut(workers: &str) {
-    let network = Network::start_with(workers, "cut");
+    let network = Network::start("cut");
     let mut two = connect(&network, "two", memory()).unwrap();
     for round in 1..=3 {
         let file = memory();

@@ -140,8 +140,9 @@ pub struct Worker<S: Driven> {
 enum Turn {
     /// There is more to do.
     Busy,
-    /// There is nothing to do for this long, or until the bell rings.
-    Idle(Option<Duration>),
+    /// There is nothing to do for this long, or until the bell rings, or until the device's file
+    /// is readable, if it is to be watched.
+    Idle { due: Option<Duration>, watches: bool },
     /// The worker must end.
     End,
 }
@@ -217,6 +218,7 @@ impl<S: Driven> Driver<S> {
         let wakers = state.take_wakers();
         let due = guard.next_deadline();
         guard.wakes_at = due;
+        let watches = guard.engine().is_watched();
         self.bell.going_to_sleep();
         let is_busy = is_more || is_unsent || guard.has_work() || guard.engine_mut().arm();
         drop(guard);
@@ -225,7 +227,7 @@ impl<S: Driven> Driver<S> {
             self.bell.is_up(false);
             return Turn::Busy;
         }
-        Turn::Idle(due.map(|due| due.since(now)))
+        Turn::Idle { due: due.map(|due| due.since(now)), watches }
     }
 
     /// Runs the worker's loop.
@@ -233,12 +235,15 @@ impl<S: Driven> Driver<S> {
         let mut events = Events::new();
         let (mut is_watching, mut rest) = (true, Rest::new());
         loop {
-            let due = match self.turn() {
+            let (due, watches) = match self.turn() {
                 Turn::Busy => continue,
-                Turn::Idle(due) => due,
+                Turn::Idle { due, watches } => (due, watches),
                 Turn::End => return,
             };
-            self.watch(&reactor, &mut is_watching);
+            // Without a change it needs no lock, which threads that were just woken want now.
+            if watches != std::mem::replace(&mut is_watching, watches) {
+                self.watch(&reactor, watches);
+            }
             // The arguments are valid. A signal would end the wait without events, but the worker
             // blocks all signals.
             if rest.wait(&mut reactor, due, &mut events).unwrap_or(false) {
@@ -248,15 +253,10 @@ impl<S: Driven> Driver<S> {
         }
     }
 
-    /// Adds the device's file to the reactor or removes it, as the engine wants.
-    fn watch(&self, reactor: &Reactor, is_watching: &mut bool) {
+    /// Adds the device's file to the reactor, or removes it.
+    fn watch(&self, reactor: &Reactor, watches: bool) {
         let shared = self.lock();
-        let engine = shared.engine();
-        let watches = engine.is_watched();
-        if watches == std::mem::replace(is_watching, watches) {
-            return;
-        }
-        let Some(file) = engine.device.file() else { return };
+        let Some(file) = shared.engine().device.file() else { return };
         // The file is in the set exactly while it is watched, and the set is never full: both calls
         // succeed.
         let _ = match watches {

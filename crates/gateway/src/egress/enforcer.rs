@@ -201,6 +201,11 @@ impl Enforcer {
         }
     }
 
+    /// Returns true if a policy is for this guest.
+    pub fn has_policy(&self, guest: Guest) -> bool {
+        self.state().policies.of(guest).is_some()
+    }
+
     /// Returns what has been done so far.
     pub fn summary(&self) -> Summary {
         let state = self.state();

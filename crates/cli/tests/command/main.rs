@@ -21,6 +21,7 @@ mod follow;
 mod front_end;
 mod guest;
 mod guest6;
+mod isolated;
 mod isolation;
 mod joined_udp;
 mod limits;

@@ -241,6 +241,11 @@ impl Enforcer {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// Returns true if a policy is for this guest.
+    pub fn has_policy(&self, guest: Guest) -> bool {
+        self.state().policies.of(guest).is_some()
+    }
+
     /// Returns what has been done so far.
     pub fn summary(&self) -> Summary {
         let state = self.state();

@@ -334,6 +334,7 @@ fn guests_without_a_policy_are_not_judged() {
     let to = flow("tcp://127.0.0.1:53");
     let Decision::Allow(mut open) = enforcer.begin(Some(4), to, at(0)) else { panic!("allowed") };
     assert!(matches!(enforcer.begin(Some(3), to, at(0)), Decision::Deny));
+    assert_eq!([3, 4].map(|port| enforcer.has_policy(Some(port))), [true, false]);
     let asked = question("a.example");
     assert!((0..1000).all(|_| enforcer.question(Some(4), &asked, at(0)) == Message::Pass));
     let found = answer("a.example", [127, 0, 0, 1]);

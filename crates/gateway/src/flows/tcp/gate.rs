@@ -150,8 +150,10 @@ impl Gateway {
         io: &Io<'_>,
     ) -> Result<Option<Box<Gate>>, Denied> {
         let Some(egress) = &self.egress else { return Ok(None) };
-        let (Target::Host(to) | Target::Mapped(to)) = target else { return Err(Denied) };
         let guest = io.stack.tcp_account(handle).0;
+        let (Target::Host(to) | Target::Mapped(to)) = target else {
+            return if egress.enforcer.has_policy(guest) { Err(Denied) } else { Ok(None) };
+        };
         let flow = FlowTo { transport: Transport::Tcp, address: to.ip(), port: to.port() };
         match egress.enforcer.begin(guest, flow, io.now) {
             Decision::Allow(admission) => Ok(Some(Box::new(Gate::open(admission)))),

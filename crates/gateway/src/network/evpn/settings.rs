@@ -7,7 +7,7 @@ use towpath_evpn::NEIGHBORS_MAX;
 use towpath_evpn::session::{HOLD_SECONDS, HOLD_SECONDS_MIN};
 use towpath_io::socket::TCP_KEY_BYTES_MAX;
 
-use super::super::vxlan::VxlanSettings;
+use super::super::VxlanSettings;
 
 /// TCP port of BGP.
 const BGP_PORT: u16 = 179;

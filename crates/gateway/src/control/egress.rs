@@ -353,6 +353,28 @@ mod tests {
             (one(json!({ "action": "deny", "new-flows": 5 })), "'new-flows' bounds what a rule"),
             (allow(json!({ "flows": 0 })), "'flows': expected a number from 1 to 1048576, got 0"),
             (json!({ "new-flows": "many" }), "'new-flows': expected a number"),
+            (allow(json!({ "expires": "tomorrow" })), ".rule.0.expires: 'expires': 'tomorrow'"),
+            (allow(json!({ "expires": "2027-02-29" })), "expected a date"),
+            (allow(json!({ "expires": "2027-01-31T12:00:00" })), "in UTC"),
+            (allow(json!({ "portz": "tcp" })), ".rule.0.portz: unknown key 'portz'; did you mean"),
+        ] {
+            let error = read(value.clone()).err().unwrap();
+            assert!(error.contains(expected), "{value}: {error}");
+        }
+        let many = vec![json!({ "action": "allow" }); RULES_MAX + 1];
+        assert!(read(json!({ "rule": many })).err().unwrap().contains("are too many"));
+    }
+
+    /// Bad input: no unit, another unit, a fraction, signs, and numbers that are too small, too
+    /// large or of more than 64 bits.
+    #[test]
+    fn wrong_bounds_are_reported_with_their_place() {
+        let one = |rule: Value| json!({ "rule": [rule] });
+        let allow = |mut rule: Value| {
+            rule["action"] = "allow".into();
+            one(rule)
+        };
+        for (value, expected) in [
             (one(json!({ "action": "deny", "quota": 5 })), ".rule.0.quota: 'quota' bounds what"),
             (
                 json!({ "bandwidth-out": 10 }),
@@ -379,16 +401,10 @@ mod tests {
             (json!({ "quota": "1048577G" }), "expected a number of bytes"),
             (json!({ "quota": "99999999999G" }), "expected a number of bytes"),
             (json!({ "bandwith-in": "1Mbit" }), "did you mean 'bandwidth-in'"),
-            (allow(json!({ "expires": "tomorrow" })), ".rule.0.expires: 'expires': 'tomorrow'"),
-            (allow(json!({ "expires": "2027-02-29" })), "expected a date"),
-            (allow(json!({ "expires": "2027-01-31T12:00:00" })), "in UTC"),
-            (allow(json!({ "portz": "tcp" })), ".rule.0.portz: unknown key 'portz'; did you mean"),
         ] {
             let error = read(value.clone()).err().unwrap();
             assert!(error.contains(expected), "{value}: {error}");
         }
-        let many = vec![json!({ "action": "allow" }); RULES_MAX + 1];
-        assert!(read(json!({ "rule": many })).err().unwrap().contains("are too many"));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The audit: a line of JSON for each verdict and for each end of a flow.
 //!
 //! A thread writes the lines. The workers hand them over without waiting: if the thread falls
-//! behind by `LINES_MAX`, lines are lost and counted. Where lines are missing, a line says how many.
+//! behind by `LINES_MAX`, lines are lost and counted. Where lines are missing, a line says how
+//! many.
 //!
-//! The file is rotated when it is full: `rotate` gives another one, and may wait for a disk. What
-//! cannot be written is lost and counted, and tried again after [`RETRY`].
+//! The file is rotated when it is full: the caller's function opens another one, and may wait for a
+//! disk. What cannot be written is lost and counted, and tried again after [`RETRY`].
 
 use crate::egress::name::Name;
 use crate::egress::rule::FlowTo;
@@ -42,7 +43,7 @@ pub struct Audit {
 pub enum Next {
     /// An empty one. The present one is full, and gets another name.
     Empty,
-    /// The one that has the name now: somebody has moved the present one.
+    /// The one that has the name now: the user has moved the present one.
     Named,
 }
 
@@ -82,7 +83,7 @@ pub(super) struct Record {
 }
 
 impl Audit {
-    /// Makes an audit in `file`, up to a size of `most` bytes. Then, and when it is told to
+    /// Makes an audit in `file`, up to a size of `most` bytes. Then, and after
     /// [reopen](Self::reopen), it goes on with the file that `open` returns, on its own thread.
     pub fn new(
         file: File,
@@ -107,8 +108,8 @@ impl Audit {
         Ok(())
     }
 
-    /// Makes the thread open the file of the name again, after the lines so far. Returns false if it
-    /// is too far behind.
+    /// Makes the thread open the file of the name again, after the lines so far. Returns false if
+    /// it is too far behind.
     pub(super) fn reopen(&self) -> bool {
         self.entries.as_ref().is_some_and(|entries| entries.try_send(Entry::Reopen).is_ok())
     }
@@ -369,7 +370,8 @@ mod tests {
         }
     }
 
-    /// Returns a writer of files up to `most` bytes. `opens` says whether the next one can be opened.
+    /// Returns a writer of files up to `most` bytes. `opens` says whether the next one can be
+    /// opened.
     fn writer(most: u64, opens: impl Fn(Next) -> bool + Send + 'static) -> (Writer, Files) {
         let files = Files::default();
         let more = files.clone();

@@ -197,7 +197,7 @@ impl Enforcer {
         }
     }
 
-    /// Makes the audit go on in the file that has its name now, after somebody has moved the one
+    /// Makes the audit go on in the file that has its name now, after the user has moved the one
     /// before. Returns false if there is no audit, or if it is too far behind.
     pub fn reopen_audit(&self) -> bool {
         self.state().audit.as_ref().is_some_and(Audit::reopen)

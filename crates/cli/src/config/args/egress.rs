@@ -38,8 +38,8 @@ pub(crate) struct EgressArguments {
     #[arg(long, value_name = "FILE", help_heading = "Egress")]
     pub(crate) audit: Option<PathBuf>,
 
-    /// Begin another FILE of --audit once it has SIZE bytes, at least 64K; suffixes K, M, G. The one
-    /// before becomes FILE.1, that one FILE.2, and so on [default: 64M]
+    /// Begin another FILE of --audit once it has SIZE bytes, at least 64K; suffixes K, M, G. The
+    /// one before becomes FILE.1, that one FILE.2, and so on [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_audit_size, help_heading = "Egress",
           requires = "audit")]
     pub(crate) audit_size: Option<u64>,

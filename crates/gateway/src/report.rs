@@ -1,6 +1,7 @@
 //! Counters of a worker, for people and for tests.
 
 use crate::egress::enforcer::{Enforcer, Summary};
+use crate::egress::meter::Metered;
 use crate::flows::{Gateway, GatewayCounters, LentNow, LentToHost};
 use crate::native::NativeCounters;
 use std::fmt;
@@ -294,7 +295,9 @@ impl Report {
 
     /// Writes the lines of the policy, if there is one.
     fn fmt_egress(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(Summary { generation, counters, by_rule }) = &self.egress else { return Ok(()) };
+        let Some(Summary { generation, counters, by_rule, metered }) = &self.egress else {
+            return Ok(());
+        };
         writeln!(
             f,
             "egress            {} allowed, {} denied, {} questions and {} answers refused; policy \
@@ -307,6 +310,13 @@ impl Report {
         )?;
         for (id, [allowed, denied]) in by_rule.iter().filter(|(_, counts)| *counts != [0; 2]) {
             writeln!(f, "egress rule       {id}: {allowed} allowed, {denied} denied")?;
+        }
+        for (id, Metered { delayed_bytes, dropped, over_quota }) in metered {
+            writeln!(
+                f,
+                "egress bound      {id}: {delayed_bytes} bytes delayed, {dropped} datagrams \
+                 dropped, {over_quota} flows beyond the quota"
+            )?;
         }
         Ok(())
     }
@@ -384,6 +394,8 @@ impl Report {
             ("udp_filtered", gateway.udp_filtered),
             ("udp_nobody", gateway.udp_nobody),
             ("udp_no_memory", gateway.udp_no_memory),
+            ("over_bandwidth", gateway.over_bandwidth),
+            ("over_quota", gateway.over_quota),
             ("multicast_filtered", gateway.multicast_filtered),
             ("multicast_limited", gateway.multicast_limited),
             ("udp_peer_evicted", gateway.peers_evicted),

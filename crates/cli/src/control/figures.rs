@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use towpath_gateway::egress::enforcer::Summary;
+use towpath_gateway::egress::meter::Metered;
 use towpath_gateway::flows::LentToHost;
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
@@ -91,9 +92,16 @@ fn joined(report: &Report) -> Value {
 }
 
 /// Returns what a policy has decided.
-fn egress(Summary { generation, counters, by_rule }: &Summary) -> Value {
+fn egress(Summary { generation, counters, by_rule, metered }: &Summary) -> Value {
     let rule = |(id, [allowed, denied]): &(String, [u64; 2])| {
         (id.clone(), json!({ "allowed": allowed, "denied": denied }))
+    };
+    let bound = |(id, bound): &(String, Metered)| {
+        let Metered { delayed_bytes, dropped, over_quota } = bound;
+        let object = json!({
+            "delayed_bytes": delayed_bytes, "dropped": dropped, "over_quota": over_quota,
+        });
+        (id.clone(), object)
     };
     json!({
         "policy": generation,
@@ -103,6 +111,7 @@ fn egress(Summary { generation, counters, by_rule }: &Summary) -> Value {
         "answers_refused": counters.answers_refused,
         "audit_lost": counters.audit_lost,
         "rules": Value::Object(by_rule.iter().map(rule).collect()),
+        "bounds": Value::Object(metered.iter().map(bound).collect()),
     })
 }
 

@@ -121,7 +121,7 @@ fn native(out: &mut String, counters: &NativeCounters) {
     bytes.add("direction=\"in\"", counters.bytes_in);
 }
 
-fn egress(out: &mut String, Summary { generation, counters, by_rule }: &Summary) {
+fn egress(out: &mut String, Summary { generation, counters, by_rule, metered }: &Summary) {
     let help = "Number of policies for flows so far.";
     Family::gauge(out, "towpath_egress_policy", help).add("", *generation);
     let help = "Flows that the rules of the present policy have judged, by rule and verdict.";
@@ -130,6 +130,16 @@ fn egress(out: &mut String, Summary { generation, counters, by_rule }: &Summary)
         flows.add(&format!("rule=\"{id}\",verdict=\"allow\""), *allowed);
         flows.add(&format!("rule=\"{id}\",verdict=\"deny\""), *denied);
     }
+    let bound = |id: &str| format!("rule=\"{id}\"");
+    let help = "Bytes of streams that waited for a bandwidth, by rule; * for all flows of a guest.";
+    let mut delayed = Family::counter(out, "towpath_egress_delayed_bytes", help);
+    metered.iter().for_each(|(id, metered)| delayed.add(&bound(id), metered.delayed_bytes));
+    let help = "Datagrams and echoes beyond a bandwidth, which were dropped, by rule.";
+    let mut dropped = Family::counter(out, "towpath_egress_dropped_datagrams", help);
+    metered.iter().for_each(|(id, metered)| dropped.add(&bound(id), metered.dropped));
+    let help = "Flows that a quota of bytes has ended or denied, by rule.";
+    let mut over = Family::counter(out, "towpath_egress_over_quota", help);
+    metered.iter().for_each(|(id, metered)| over.add(&bound(id), metered.over_quota));
     let help = "Messages to and from resolvers that the policy refused.";
     let mut refused = Family::counter(out, "towpath_egress_dns_refused", help);
     refused.add("kind=\"answer\"", counters.answers_refused);

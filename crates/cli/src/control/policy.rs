@@ -94,7 +94,17 @@ fn line(rule: &Rule) -> String {
 fn bounds(limits: Limits) -> String {
     let flows = limits.flows.map(|most| format!(", at most {most} flows of a guest"));
     let rate = limits.new_flows.map(|most| format!(", at most {most} new ones a second"));
-    flows.unwrap_or_default() + &rate.unwrap_or_default()
+    let out = limits.bandwidth_out.map(|bits| format!(", at most {} out", rate_of(bits)));
+    let into = limits.bandwidth_in.map(|bits| format!(", at most {} in", rate_of(bits)));
+    let quota = limits.quota.map(|bytes| format!(", at most {bytes} bytes in all"));
+    [flows, rate, out, into, quota].into_iter().flatten().collect()
+}
+
+/// Writes bits per second in the largest unit that has no fraction.
+fn rate_of(bits: u64) -> String {
+    let units = [(1_000_000_000, "Gbit"), (1_000_000, "Mbit"), (1000, "kbit"), (1, "bit")];
+    let fits = units.iter().find(|(unit, _)| bits.is_multiple_of(*unit));
+    fits.map_or_else(String::new, |(unit, name)| format!("{}{name}/s", bits / unit))
 }
 
 fn word(action: Action) -> &'static str {
@@ -119,13 +129,19 @@ fn explained(policy: &Policy, flow: FlowTo, names: &[Name]) -> (String, bool) {
         verdict = policy.judge_named(flow, name, known, false, now);
     }
     let (result, is_allowed) = match verdict {
-        Verdict::Allow(rule) => (format!("allowed by {}", policy.rule_id(rule)), true),
+        Verdict::Allow(rule) => {
+            let own = bounds(policy.rule_limits(rule));
+            (format!("allowed by {}{own}", policy.rule_id(rule)), true)
+        }
         Verdict::Deny(rule, reason) => {
             (format!("denied by {}: {reason}", policy.rule_id(rule)), false)
         }
         Verdict::Greeting => ("its greeting decides".to_owned(), false),
     };
     text.push_str(&format!("{flow}: {result}\n"));
+    if is_allowed && !policy.limits().is_none() {
+        text.push_str(&format!("all flows of a guest{}\n", bounds(policy.limits())));
+    }
     (text, is_allowed)
 }
 
@@ -170,6 +186,27 @@ mod tests {
             "web: allow a.example,*.b.example tcp/443, checked in DNS and greeting\n\
              git: allow git.example all ports, checked in DNS\n\
              default: deny; closed addresses need override-floor\n"
+        );
+    }
+
+    /// Goal: lists and explanations show what bounds a flow: of its rule, and of all flows.
+    #[test]
+    fn bounds_are_shown() {
+        let value = json!({ "bandwidth-out": "1500kbit", "quota": "1M", "rule": [
+            { "id": "net", "action": "allow", "to": "192.0.2.0/24", "bandwidth-in": "20Mbit" },
+        ] });
+        let policy = Fields::of(value, "").and_then(parser::policy).unwrap();
+        assert_eq!(
+            listed(&policy),
+            "net: allow 192.0.2.0/24 all ports, at most 20Mbit/s in\n\
+             default: deny; closed addresses need override-floor, at most 1500kbit/s out, at most \
+             1048576 bytes in all\n"
+        );
+        let (text, _) = explained(&policy, "tcp://192.0.2.1:80".parse().unwrap(), &[]);
+        assert_eq!(
+            text,
+            "tcp://192.0.2.1:80: allowed by net, at most 20Mbit/s in\n\
+             all flows of a guest, at most 1500kbit/s out, at most 1048576 bytes in all\n"
         );
     }
 

@@ -19,6 +19,8 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("egress_replaced", &["python3", "dnsmasq"], replaced),
         Test::new("egress_options", &["python3", "dnsmasq"], options),
         Test::new("egress_bounded", &["python3", "dnsmasq"], bounded),
+        Test::new("egress_delayed", &["python3"], delayed),
+        Test::new("egress_quota", &["python3"], quota),
         Test::new("egress_refused_at_start", &[], refused_at_start),
         Test::new(
             "egress_clients",
@@ -332,6 +334,76 @@ fn bounded(host: &mut Host) {
     assert!(has([r#""transport":"udp""#, r#""bytes_out":12,"bytes_in":12"#]), "{text}");
     assert!(has([r#""transport":"tcp""#, r#""bytes_out":5,"bytes_in":5"#]), "{text}");
     assert!(text.contains(r#""reason":"the guest has too many flows at once""#), "{text}");
+}
+
+/// Sends a megabyte to a server that echoes it, and prints how much of it came back whole; tries
+/// another connection afterwards.
+const ECHOED: &str = "import os, socket, sys, threading\n\
+                      data, received = os.urandom(1 << 20), b''\n\
+                      stream = socket.create_connection((sys.argv[1], 5432), 60)\n\
+                      def send():\n    \
+                      try: stream.sendall(data); stream.shutdown(socket.SHUT_WR)\n    \
+                      except OSError: pass\n\
+                      sender = threading.Thread(target=send)\n\
+                      sender.start()\n\
+                      try:\n    \
+                      while part := stream.recv(1 << 16): received += part\n\
+                      except OSError: pass\n\
+                      sender.join()\n\
+                      print(len(received), data.startswith(received))\n\
+                      try: socket.create_connection((sys.argv[1], 5432), 60); print('again')\n\
+                      except OSError as error: print(os.strerror(error.errno))\n";
+
+/// Runs [`ECHOED`] with a rule that has these bounds; returns what it prints, what towpath reports,
+/// and the audit.
+fn echoed(host: &mut Host, bounds: &str, others: &[&str]) -> (String, String, String) {
+    let address: IpAddr = OUTSIDE_V4.parse().expect("an address");
+    let _server = host.outside().run(|| Server::start_at((address, 5432).into(), echo));
+    let policy = format!(
+        "[egress]\n[[egress.rule]]\nid = 'echo'\naction = 'allow'\nto = '{OUTSIDE_V4}'\n{bounds}\n"
+    );
+    let policy = host.write("policy.toml", policy);
+    let (audit, script) = (host.file("audit.jsonl"), host.write("script.py", ECHOED));
+    let options: [OsString; 4] =
+        ["--egress".into(), policy.into(), "--audit".into(), audit.clone().into()];
+    let options = options.into_iter().chain(others.iter().map(OsString::from));
+    let words: [OsString; 3] = ["python3".into(), script.into(), OUTSIDE_V4.into()];
+    let output = Towpath::new(options).run(words);
+    assert!(output.status.success(), "{output:?}");
+    let audit = std::fs::read_to_string(audit).expect("the audit");
+    (output.stdout, output.stderr, audit)
+}
+
+/// Goal: a bandwidth delays a stream and loses nothing of it, each way, also with several workers.
+/// Method: the kernel's TCP on both sides, and what towpath reports; no time is measured.
+fn delayed(host: &mut Host) {
+    for workers in ["1", "2"] {
+        let bounds = "bandwidth-out = '64Mbit'\nbandwidth-in = '64Mbit'";
+        let (printed, reported, _) = echoed(host, bounds, &["--workers", workers]);
+        assert_eq!(printed, "1048576 True\nagain\n", "{reported}");
+        let bound = reported.lines().find_map(|line| line.strip_prefix("egress bound      echo: "));
+        let delayed = bound.and_then(|line| line.split_once(" bytes delayed, 0 datagrams dropped"));
+        let delayed = delayed.and_then(|(bytes, _)| bytes.parse::<u64>().ok());
+        // The buckets hold 160,000 bytes each, and earn more meanwhile.
+        assert!(delayed.is_some_and(|bytes| bytes > 0), "{reported}");
+    }
+}
+
+/// Goal: no more bytes pass than a quota has, both ways together; then the connection is reset, the
+/// audit says why, and no other begins.
+fn quota(host: &mut Host) {
+    let (printed, reported, audit) = echoed(host, "quota = 300000", &[]);
+    let (received, then) = printed.split_once(" True\n").expect("whole as far as it came");
+    let received: u64 = received.parse().expect("a number");
+    // What comes back was sent before, and both count.
+    assert!(received <= 150_000, "{received}");
+    assert_eq!(then, "No route to host\n", "{reported}");
+    let reason = r#""reason":"the quota of bytes is used up""#;
+    let end = audit.lines().find(|line| line.contains(r#""verdict":"end""#)).expect("an end");
+    assert!(end.contains(reason) && !end.contains(r#""bytes_out":0,"#), "{audit}");
+    let denied = audit.lines().filter(|line| line.contains(r#""verdict":"deny""#));
+    assert!(denied.clone().all(|line| line.contains(reason)) && denied.count() > 0, "{audit}");
+    assert!(reported.contains("flows beyond the quota"), "{reported}");
 }
 
 /// Goal: a policy that is not valid starts nothing, and the message says what is wrong and where.

@@ -10,11 +10,14 @@
 //! - `"check"`: how a name is checked: `"sni"` or `"dns"`. `"none"` for addresses alone.
 //! - `"flows"`: most flows of a guest at once; `"new-flows"`: most that begin in a second. In the
 //!   policy, of all flows; in a rule that allows, of those that it allows.
+//! - `"bandwidth-out"` and `"bandwidth-in"`, such as `"10Mbit"`: most payload of a guest in a
+//!   second; `"quota"`, such as `"2G"`: most in all. In the policy and in rules, as `"flows"`.
 //! - `"override-floor": true`, `"expires": "2027-01-31"` or `"2027-01-31T12:00:00Z"`, `"id": TEXT`.
 //!
 //! Nothing unknown is accepted: a policy that is not wholly understood is none.
 
 use super::fields::{Fields, Wrong};
+use crate::config::parse_size;
 use crate::egress::policy::Policy;
 use crate::egress::rule::{Action, Check, Destination, Limits, Ports, Rule, Transport};
 
@@ -22,6 +25,11 @@ use crate::egress::rule::{Action, Check, Destination, Limits, Ports, Rule, Trans
 const ID_CHARS_MAX: usize = 64;
 /// Largest bound of flows. No instance has more.
 const FLOWS_MAX: u64 = 1 << 20;
+/// Bandwidths in bits per second: a byte, and more than any machine moves.
+const BANDWIDTH_MIN: u64 = 8;
+const BANDWIDTH_MAX: u64 = 1_000_000_000_000;
+/// Largest quota in bytes.
+const QUOTA_MAX: u64 = 1 << 50;
 
 /// Parses a policy from all fields of the object.
 pub fn policy(mut fields: Fields) -> Result<Policy, Wrong> {
@@ -83,7 +91,7 @@ fn rule(mut fields: Fields, number: usize) -> Result<Rule, Wrong> {
         limits: limits(&mut fields)?,
     };
     if !rule.limits.is_none() && rule.action == Action::Deny {
-        let which = if rule.limits.flows.is_some() { "flows" } else { "new-flows" };
+        let which = first_of(rule.limits);
         let message = format!("'{which}' bounds what a rule allows; this one denies");
         return Err(fields.wrong(which, message));
     }
@@ -95,14 +103,51 @@ fn rule(mut fields: Fields, number: usize) -> Result<Rule, Wrong> {
     Ok(rule)
 }
 
-/// Parses the bounds of flows.
+/// Parses the bounds of flows and of their bytes.
 fn limits(fields: &mut Fields) -> Result<Limits, Wrong> {
     let mut bound = |name| {
         let number = fields.number(name, 1, FLOWS_MAX)?;
         // `FLOWS_MAX` fits.
         Ok(number.map(|number| number as u32))
     };
-    Ok(Limits { flows: bound("flows")?, new_flows: bound("new-flows")? })
+    let (flows, new_flows) = (bound("flows")?, bound("new-flows")?);
+    let mut rate = |name| {
+        let what = "bits per second such as \"10Mbit\", from 8bit to 1000Gbit";
+        fields.read(name, what, |value| value.as_str().and_then(bandwidth))
+    };
+    let (bandwidth_out, bandwidth_in) = (rate("bandwidth-out")?, rate("bandwidth-in")?);
+    let what = format_args!("a number of bytes from 1 to {QUOTA_MAX}, such as \"2G\"").to_string();
+    let quota = fields.read("quota", what, |value| {
+        let text = |text: &str| parse_size(text).ok().and_then(|size| size.try_into().ok());
+        let bytes = value.as_u64().or_else(|| value.as_str().and_then(text));
+        bytes.filter(|bytes| (1..=QUOTA_MAX).contains(bytes))
+    })?;
+    Ok(Limits { flows, new_flows, bandwidth_out, bandwidth_in, quota })
+}
+
+/// Parses bits per second: digits and a unit, as tc(8) has them.
+fn bandwidth(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let unit: u64 = match unit.to_ascii_lowercase().as_str() {
+        "bit" => 1,
+        "kbit" => 1000,
+        "mbit" => 1_000_000,
+        "gbit" => 1_000_000_000,
+        _ => return None,
+    };
+    let bits = number.parse::<u64>().ok()?.checked_mul(unit)?;
+    (BANDWIDTH_MIN..=BANDWIDTH_MAX).contains(&bits).then_some(bits)
+}
+
+/// Returns the name of the first bound that is given.
+fn first_of(limits: Limits) -> &'static str {
+    match limits {
+        Limits { flows: Some(_), .. } => "flows",
+        Limits { new_flows: Some(_), .. } => "new-flows",
+        Limits { bandwidth_out: Some(_), .. } => "bandwidth-out",
+        Limits { bandwidth_in: Some(_), .. } => "bandwidth-in",
+        _ => "quota",
+    }
 }
 
 /// Parses a rule of the command line: `DEST`, `DEST:PORT` or `DEST:FIRST-LAST`. Ports are those of
@@ -245,6 +290,23 @@ mod tests {
         assert_eq!(open.judge(flow, [].into_iter(), false, 0), Verdict::Allow(None));
     }
 
+    #[test]
+    fn bounds_are_read() {
+        let policy = read(json!({
+            "flows": 9, "bandwidth-out": "64kbit", "quota": "2G",
+            "rule": [{ "action": "allow", "bandwidth-in": "1000Gbit", "quota": 1500 },
+                     { "action": "allow", "bandwidth-in": "8bit", "bandwidth-out": "1mbit" }],
+        }))
+        .unwrap();
+        let none = Limits::default();
+        let all = Limits { flows: Some(9), bandwidth_out: Some(64_000), ..none };
+        assert_eq!(policy.limits(), Limits { quota: Some(2 << 30), ..all });
+        let first = Limits { bandwidth_in: Some(BANDWIDTH_MAX), quota: Some(1500), ..none };
+        let second =
+            Limits { bandwidth_in: Some(8), bandwidth_out: Some(1_000_000), ..Limits::default() };
+        assert_eq!([0, 1].map(|number| policy.rule_limits(Some(number))), [first, second]);
+    }
+
     /// Bad input: each kind of mistake, with the place that the message names.
     #[test]
     fn mistakes_are_reported_with_their_place() {
@@ -301,6 +363,48 @@ mod tests {
         }
         let many = vec![json!({ "action": "allow" }); RULES_MAX + 1];
         assert!(read(json!({ "rule": many })).err().unwrap().contains("are too many"));
+    }
+
+    /// Bad input: no unit, another unit, a fraction, signs, and numbers that are too small, too
+    /// large or of more than 64 bits.
+    #[test]
+    fn wrong_bounds_are_reported_with_their_place() {
+        let one = |rule: Value| json!({ "rule": [rule] });
+        let allow = |mut rule: Value| {
+            rule["action"] = "allow".into();
+            one(rule)
+        };
+        for (value, expected) in [
+            (one(json!({ "action": "deny", "quota": 5 })), ".rule.0.quota: 'quota' bounds what"),
+            (
+                json!({ "bandwidth-out": 10 }),
+                ".bandwidth-out: 'bandwidth-out': expected bits per second such as \"10Mbit\"",
+            ),
+            (
+                allow(json!({ "bandwidth-in": "10" })),
+                ".rule.0.bandwidth-in: 'bandwidth-in': expected",
+            ),
+            (json!({ "bandwidth-in": "0Mbit" }), "from 8bit to 1000Gbit, got '0Mbit'"),
+            (json!({ "bandwidth-in": "-1Mbit" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "1.5Mbit" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "7bit" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "1001Gbit" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "99999999999999999999bit" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "18446744073709551615Gbit" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "10MB" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "10 Mbit" }), "expected bits per second"),
+            (json!({ "bandwidth-in": "" }), "expected bits per second"),
+            (json!({ "quota": 0 }), "expected a number of bytes from 1 to 1125899906842624"),
+            (json!({ "quota": -5 }), "such as \"2G\", got -5"),
+            (json!({ "quota": 1.5 }), "expected a number of bytes"),
+            (json!({ "quota": "2T" }), "expected a number of bytes"),
+            (json!({ "quota": "1048577G" }), "expected a number of bytes"),
+            (json!({ "quota": "99999999999G" }), "expected a number of bytes"),
+            (json!({ "bandwith-in": "1Mbit" }), "did you mean 'bandwidth-in'"),
+        ] {
+            let error = read(value.clone()).err().unwrap();
+            assert!(error.contains(expected), "{value}: {error}");
+        }
     }
 
     #[test]

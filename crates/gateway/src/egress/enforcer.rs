@@ -9,6 +9,7 @@ use crate::egress::audit::{Audit, Record};
 use crate::egress::dns::{self, Refusal, Response};
 use crate::egress::greeting::Greeting;
 use crate::egress::learned::Learned;
+use crate::egress::meter::{AllMeters, Metered, Meters};
 use crate::egress::name::Name;
 use crate::egress::pins::{Guest, Pins};
 use crate::egress::places::{Bucket, Place, Places, Scope};
@@ -50,6 +51,7 @@ struct State {
     pins: Pins,
     own: HashMap<IpAddr, (bool, Instant)>,
     places: Places,
+    meters: AllMeters,
     /// How many questions each guest may ask.
     questions: HashMap<Guest, Bucket>,
 }
@@ -80,6 +82,9 @@ pub struct Summary {
     /// Flows that each rule of the present policy has allowed and denied, with its `id`; the
     /// default is the last.
     pub by_rule: Vec<(String, [u64; 2])>,
+    /// What bounds of bytes have done: those of each rule of the present policy that has one, with
+    /// its `id`, and that of all flows of a guest, as `*`.
+    pub metered: Vec<(String, Metered)>,
 }
 
 /// The verdict about a flow.
@@ -105,6 +110,10 @@ pub struct Admission {
     begun: Instant,
     /// Its places among all flows of the guest, and among those of the rule.
     places: [Option<Place>; 2],
+    /// The bounds of its bytes.
+    meters: Meters,
+    /// Why it is ended, if its quota ends it.
+    cut: Option<Reason>,
 }
 
 /// What becomes of a message to or from a resolver.
@@ -144,6 +153,7 @@ impl Enforcer {
             pins: Pins::default(),
             own: HashMap::new(),
             places: Places::default(),
+            meters: AllMeters::default(),
             questions: HashMap::new(),
         };
         Self { generation: AtomicU64::new(1), state: Mutex::new(state) }
@@ -174,10 +184,14 @@ impl Enforcer {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Replaces the policy, for all flows at once. Names keep their addresses.
+    /// Replaces the policy, for all flows at once. Names keep their addresses. What was used of
+    /// quotas stays used, if the new policy has a quota for all flows, or in the rule of the same
+    /// `id`.
     pub fn set_policy(&self, policy: Policy) {
         let mut state = self.state();
+        let state = &mut *state;
         state.by_rule = vec![[0; 2]; policy.rules().len() + 1];
+        state.meters.renew(&state.policy, &policy);
         state.policy = policy;
         state.places.forget_rules();
         self.generation.fetch_add(1, Ordering::Release);
@@ -192,6 +206,7 @@ impl Enforcer {
             generation: self.generation(),
             counters: Counters { audit_lost, ..state.counters },
             by_rule: ids.map(str::to_owned).zip(state.by_rule.iter().copied()).collect(),
+            metered: state.metered(),
         }
     }
 
@@ -206,8 +221,7 @@ impl Enforcer {
         if let Some((learned, _)) = &mut state.learned {
             learned.note(to, state.pins.latest(guest, to.address, now));
         }
-        let (rule, name, places) = (None, None, [None, None]);
-        let mut admission = Admission { guest, to, rule, name, generation, begun: now, places };
+        let mut admission = Admission::new(guest, to, generation, now);
         match state.bounded(&mut admission, verdict, now) {
             Verdict::Greeting => Decision::Greeting(admission),
             Verdict::Allow(rule) => {
@@ -306,7 +320,7 @@ impl Enforcer {
         let state = self.state();
         let Some(audit) = &state.audit else { return };
         let took = now.since(admission.begun);
-        audit.put(&admission.record(&state, "end", None, Some((bytes, took))));
+        audit.put(&admission.record(&state, "end", admission.cut, Some((bytes, took))));
     }
 
     /// Judges a question of a guest to a resolver.
@@ -363,6 +377,7 @@ impl Enforcer {
         let mut state = self.state();
         state.pins.forget(guest);
         state.places.forget(guest);
+        state.meters.forget(guest);
         state.questions.remove(&guest);
     }
 
@@ -379,6 +394,25 @@ impl fmt::Debug for Enforcer {
 }
 
 impl Admission {
+    fn new(guest: Guest, to: FlowTo, generation: u64, begun: Instant) -> Self {
+        let (places, meters) = ([None, None], Meters::default());
+        let (rule, name, cut) = (None, None, None);
+        Self { guest, to, rule, name, generation, begun, places, meters, cut }
+    }
+
+    /// Returns what bounds the bytes of the flow.
+    #[inline]
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.meters
+    }
+
+    /// The flow must end, as `bytes` do not fit what is left of a quota: the record of its end says
+    /// so.
+    pub(crate) fn exhaust(&mut self, bytes: usize) {
+        self.meters.exhaust(bytes);
+        self.cut = Some(Reason::QuotaUsedUp);
+    }
+
     /// Returns the guest whose flow it is.
     pub fn guest(&self) -> Guest {
         self.guest
@@ -459,19 +493,46 @@ impl State {
             Some(rule) => take(&mut places[1], Scope::Rule(rule), policy.rule_limits(rule)),
             None => Ok(()),
         });
-        match taken {
-            Ok(()) => verdict,
-            Err(reason) => Verdict::Deny(rule.flatten(), reason),
+        if let Err(reason) = taken {
+            return Verdict::Deny(rule.flatten(), reason);
         }
+        self.meter(admission, rule);
+        match admission.meters.is_over() {
+            false => verdict,
+            true => {
+                admission.meters.exhaust(0);
+                Verdict::Deny(rule.flatten(), Reason::QuotaUsedUp)
+            }
+        }
+    }
+
+    /// Gives a flow the meters that count its bytes, as far as its rule is known.
+    fn meter(&mut self, admission: &mut Admission, rule: Option<RuleNumber>) {
+        let Self { meters, policy, .. } = self;
+        let guest = admission.guest;
+        admission.meters.set(0, meters.meter(guest, Scope::Guest, policy.limits()));
+        let of_rule =
+            rule.and_then(|rule| meters.meter(guest, Scope::Rule(rule), policy.rule_limits(rule)));
+        admission.meters.set(1, of_rule);
+    }
+
+    /// Returns what bounds of bytes have done, by bound.
+    fn metered(&self) -> Vec<(String, Metered)> {
+        let policy = &self.policy;
+        let rules = policy.rules().iter().zip(0..).filter(|(rule, _)| rule.limits.bound_bytes());
+        let rules = rules.map(|(rule, number)| (rule.id.clone(), Scope::Rule(Some(number))));
+        let all = policy.limits().bound_bytes().then(|| ("*".to_owned(), Scope::Guest));
+        all.into_iter().chain(rules).map(|(id, scope)| (id, self.meters.metered(scope))).collect()
     }
 
     /// Counts an open flow under the bounds of a new policy.
     fn keep(&mut self, admission: &mut Admission, now: Instant) {
+        self.meter(admission, Some(admission.rule));
         let Admission { guest, rule, places: [all, by_rule], .. } = admission;
         let limits = self.policy.rule_limits(*rule);
         *by_rule = self.places.keep(*guest, Scope::Rule(*rule), limits, now);
         let limits = self.policy.limits();
-        if all.is_none() || limits.is_none() {
+        if all.is_none() || !limits.bound_flows() {
             *all = self.places.keep(*guest, Scope::Guest, limits, now);
         }
     }

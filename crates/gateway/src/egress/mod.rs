@@ -1,7 +1,7 @@
 //! Which destinations a network may reach.
 //!
 //! Order of the modules: `name` and `address`, `rule`, `resolvers`, `pins`, `policy`, `places`,
-//! `greeting`, `learned`, `audit`, `dns`, `enforcer`.
+//! `meter`, `greeting`, `learned`, `audit`, `dns`, `enforcer`.
 
 pub mod address;
 pub mod audit;
@@ -9,6 +9,7 @@ mod dns;
 pub mod enforcer;
 pub mod greeting;
 mod learned;
+pub mod meter;
 pub mod name;
 pub mod pins;
 mod places;

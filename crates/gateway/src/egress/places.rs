@@ -52,7 +52,7 @@ impl Places {
         limits: Limits,
         now: Instant,
     ) -> Result<Option<Place>, Reason> {
-        if limits.is_none() {
+        if !limits.bound_flows() {
             return Ok(None);
         }
         let used = self.used(guest, scope, limits, now);
@@ -73,7 +73,7 @@ impl Places {
         limits: Limits,
         now: Instant,
     ) -> Option<Place> {
-        (!limits.is_none()).then(|| self.used(guest, scope, limits, now).place())
+        limits.bound_flows().then(|| self.used(guest, scope, limits, now).place())
     }
 
     /// Forgets what was used under the rules of a policy that is replaced.
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn places_come_back() {
         let mut places = Places::default();
-        let limits = Limits { flows: Some(2), new_flows: None };
+        let limits = Limits { flows: Some(2), ..Limits::default() };
         let rule = Scope::Rule(Some(1));
         let first = places.take(None, rule, limits, at(0)).unwrap();
         let _second = places.take(None, rule, limits, at(0)).unwrap();

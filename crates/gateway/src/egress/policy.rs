@@ -91,6 +91,8 @@ pub enum Reason {
     TooManyFlows,
     /// The guest has begun as many flows in this second as it may.
     TooManyNewFlows,
+    /// The guest has moved as many bytes as it may.
+    QuotaUsedUp,
     /// The guest's conversations over QUIC need as much memory as they may.
     TooMuchQuic,
 }
@@ -107,6 +109,7 @@ impl fmt::Display for Reason {
             Self::HiddenName => f.write_str("its greeting hides the name of the host"),
             Self::TooManyFlows => f.write_str("the guest has too many flows at once"),
             Self::TooManyNewFlows => f.write_str("the guest begins too many flows in a second"),
+            Self::QuotaUsedUp => f.write_str("the quota of bytes is used up"),
             Self::TooMuchQuic => f.write_str("the guest has too many greetings over QUIC at once"),
         }
     }

@@ -190,12 +190,28 @@ pub struct Limits {
     pub flows: Option<u32>,
     /// Most flows that begin in a second. As many may begin at once after a quiet second.
     pub new_flows: Option<u32>,
+    /// Most bits of payload in a second from the guest.
+    pub bandwidth_out: Option<u64>,
+    /// Most bits of payload in a second to the guest.
+    pub bandwidth_in: Option<u64>,
+    /// Most bytes of payload in all, both ways together.
+    pub quota: Option<u64>,
 }
 
 impl Limits {
     /// Returns true if nothing is bounded.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Returns true if the number of flows is bounded, at once or in a second.
+    pub(super) fn bound_flows(&self) -> bool {
+        self.flows.is_some() || self.new_flows.is_some()
+    }
+
+    /// Returns true if bytes are bounded, in a second or in all.
+    pub(super) fn bound_bytes(&self) -> bool {
+        self.bandwidth_out.is_some() || self.bandwidth_in.is_some() || self.quota.is_some()
     }
 }
 

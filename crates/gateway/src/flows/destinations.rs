@@ -8,6 +8,7 @@ use super::udp::IDLE;
 use super::{Gateway, Io};
 use crate::egress::enforcer::{Admission, Decision, Enforcer};
 use crate::egress::greeting::quic::{self, Conversation, Reading};
+use crate::egress::meter::{Direction, Meters, Pass};
 use crate::egress::policy::Reason;
 use crate::egress::rule::{FlowTo, Transport};
 use crate::owners::{Buckets, of_port};
@@ -54,8 +55,8 @@ pub(super) struct Egress {
     pub(super) generation: u64,
 }
 
-/// The destination of the last datagram, if none of its datagrams is read: most datagrams have the
-/// same as the one before.
+/// The destination of the last datagram, if none of its datagrams is read or metered: most
+/// datagrams have the same as the one before.
 struct Latest {
     way: Way,
     /// Bytes out and in that its destination does not have yet.
@@ -203,7 +204,8 @@ impl Egress {
         self.settle(now);
         let destination = self.destinations.get_mut(&way)?;
         destination.used_at = now;
-        self.latest = destination.talk.is_none().then_some(Latest { way, bytes: [0; 2] });
+        let is_plain = destination.talk.is_none() && destination.admission.meters().is_none();
+        self.latest = is_plain.then_some(Latest { way, bytes: [0; 2] });
         Some(destination)
     }
 
@@ -233,9 +235,33 @@ impl Egress {
         bytes[1] += into;
     }
 
-    /// Counts bytes of a host to the program.
-    pub(super) fn count_in(&mut self, way: Way, bytes: usize, now: Instant) {
-        self.count(way, [0, bytes as u64], now);
+    /// Counts bytes of a host to the program, if a datagram with them passes its bounds.
+    pub(super) fn count_in(&mut self, way: Way, bytes: usize, now: Instant) -> Pass {
+        let passes = self.meter(way, Direction::In, bytes, now);
+        if passes == Pass::Passes {
+            self.count(way, [0, bytes as u64], now);
+        }
+        passes
+    }
+
+    /// Judges a datagram by the bounds of its flow, and ends a flow whose quota it does not fit.
+    fn meter(&mut self, way: Way, direction: Direction, bytes: usize, now: Instant) -> Pass {
+        if self.latest.as_ref().is_some_and(|latest| latest.way == way) {
+            return Pass::Passes;
+        }
+        let Some(destination) = self.destinations.get_mut(&way) else { return Pass::Passes };
+        let meters = destination.admission.meters();
+        if meters.is_none() {
+            return Pass::Passes;
+        }
+        let passes = meters.pass(direction, bytes, now);
+        if passes == Pass::Over {
+            destination.admission.exhaust(bytes);
+            if let Some(Destination { admission, bytes, .. }) = self.destinations.remove(&way) {
+                self.enforcer.ended(&admission, bytes, now);
+            }
+        }
+        passes
     }
 
     /// Ends the flows that `is_over` is true for.
@@ -249,10 +275,18 @@ impl Egress {
         }
     }
 
-    /// Returns true if the program may ask this address for echoes.
-    pub(super) fn admits_echo(&self, guest: Option<u16>, to: IpAddr, now: Instant) -> bool {
+    /// Returns what bounds the echoes that the program asks this address for; `None` if it may not.
+    pub(super) fn admits_echo(
+        &self,
+        guest: Option<u16>,
+        to: IpAddr,
+        now: Instant,
+    ) -> Option<Meters> {
         let flow = FlowTo { transport: Transport::Icmp, address: to, port: 0 };
-        matches!(self.enforcer.begin(guest, flow, now), Decision::Allow(_))
+        match self.enforcer.begin(guest, flow, now) {
+            Decision::Allow(admission) => Some(admission.meters().clone()),
+            Decision::Greeting(_) | Decision::Deny => None,
+        }
     }
 
     /// Keeps a datagram until the greeting is whole; returns false if there is no room.
@@ -327,13 +361,9 @@ impl Gateway {
         let passage = destination.map_or(Passage::Denied, |it| it.read(&datagram, &enforcer, io));
         match passage {
             Passage::Pass => {
-                let held = egress.take_held(way);
-                let held_len = held.iter().map(|held| held.packet.payload_len() as u64);
-                egress.count(way, [len + held_len.sum::<u64>(), 0], io.now);
-                for earlier in held {
-                    self.forward_datagram(earlier, io);
-                }
-                return Some(datagram);
+                let mut held = egress.take_held(way);
+                held.push(datagram);
+                return self.pass_datagrams(held, way, io);
             }
             Passage::Hold => {
                 let has_room = egress.hold(way, datagram);
@@ -342,13 +372,50 @@ impl Gateway {
             Passage::Drop => self.counters.udp_filtered += 1,
             Passage::Denied => {
                 egress.destinations.remove(&way);
-                self.counters.udp_refused += 1;
-                let (inside, program) = (datagram.local, datagram.remote);
-                let (stack, mut context) = io.stack_and_context();
-                stack.udp_unreachable(inside, program, Unreachable::Prohibited, &mut context);
+                self.prohibit_datagram(&datagram, io);
             }
         }
         None
+    }
+
+    /// Sends datagrams that are allowed, as far as they pass their bounds, and returns the last one
+    /// if it does.
+    fn pass_datagrams(
+        &mut self,
+        mut datagrams: Vec<Datagram>,
+        way: Way,
+        io: &mut Io<'_>,
+    ) -> Option<Datagram> {
+        let last = datagrams.pop()?;
+        for earlier in datagrams {
+            if let Some(earlier) = self.pass_datagram(earlier, way, io) {
+                self.forward_datagram(earlier, io);
+            }
+        }
+        self.pass_datagram(last, way, io)
+    }
+
+    /// Returns a datagram that is allowed if it passes its bounds.
+    fn pass_datagram(&mut self, datagram: Datagram, way: Way, io: &mut Io<'_>) -> Option<Datagram> {
+        let egress = self.egress.as_mut()?;
+        let len = datagram.packet.payload_len();
+        match egress.meter(way, Direction::Out, len, io.now) {
+            Pass::Passes => {
+                egress.count(way, [len as u64, 0], io.now);
+                return Some(datagram);
+            }
+            Pass::TooFast => self.counters.over_bandwidth += 1,
+            Pass::Over => self.prohibit_datagram(&datagram, io),
+        }
+        None
+    }
+
+    /// Reports to the program that the policy denies a datagram.
+    fn prohibit_datagram(&mut self, datagram: &Datagram, io: &mut Io<'_>) {
+        self.counters.udp_refused += 1;
+        let (inside, program) = (datagram.local, datagram.remote);
+        let (stack, mut context) = io.stack_and_context();
+        stack.udp_unreachable(inside, program, Unreachable::Prohibited, &mut context);
     }
 
     /// Takes out the destinations of these buckets.

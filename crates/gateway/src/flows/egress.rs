@@ -1,4 +1,5 @@
-//! Asks the policy about messages to and from resolvers, and again about open flows when it changes.
+//! Asks the policy about messages to and from resolvers, and again about open flows when it
+//! changes.
 
 use super::destinations::contiguous;
 use super::udp::for_each_part;
@@ -129,6 +130,7 @@ impl Gateway {
         for handle in self.tcp.not_admitted(&enforcer, io.now) {
             self.abort(handle, io);
         }
+        self.resume_all_streams(io);
         self.pings.forget_flows();
     }
 }

@@ -16,14 +16,15 @@
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
 //! to loopback; `lent` decides what is lent to the host's kernel; `resolver` chooses the DNS
 //! server; `hops` maps hop limits and ICMP errors; `shares` and `idle` choose what to evict at a
-//! bound; `egress` asks the policy about messages of resolvers, and `destinations` remembers its
-//! verdicts about datagrams; `expected` has packets that are near and ACKs that wait; `multicast`
-//! has service discovery; `route` maps destinations, and `native` those of native sockets; `fair`
-//! limits the memory of slow readers; `list` describes flows for people; `moved` takes flows to
-//! other workers, and `spread` connections to published ports. All run on the worker's thread,
-//! except for `native`.
+//! bound; `egress` asks the policy about messages of resolvers, `destinations` remembers its
+//! verdicts about datagrams, and `bandwidth` has streams that wait for one; `expected` has packets
+//! that are near and ACKs that wait; `multicast` has service discovery; `route` maps destinations,
+//! and `native` those of native sockets; `fair` limits the memory of slow readers; `list` describes
+//! flows for people; `moved` takes flows to other workers, and `spread` connections to published
+//! ports. All run on the worker's thread, except for `native`.
 
 mod accepted;
+mod bandwidth;
 mod changes;
 mod destinations;
 mod egress;
@@ -51,6 +52,7 @@ mod udp;
 
 use crate::config::{Config, MappedAddress};
 use crate::egress::enforcer::Enforcer;
+use bandwidth::Lines;
 use destinations::Egress;
 use expected::Expected;
 use joined::{End, JoinedFlows};
@@ -72,7 +74,7 @@ use tcp::TcpFlows;
 use towpath_io::reactor::{Event, Reactor};
 use towpath_io::receive::ReceiveBuffer;
 use towpath_net::slab::{GENERATION_MASK, Key as Slot, Slab};
-use towpath_net::stack::{Context, Stack};
+use towpath_net::stack::{Context, Stack, TcpHandle};
 use towpath_net::time::{Instant, earliest};
 use towpath_packet::{Ledger, Memory};
 use udp::UdpFlows;
@@ -157,6 +159,10 @@ pub struct GatewayCounters {
     pub udp_nobody: u64,
     /// Datagrams from hosts dropped for lack of memory.
     pub udp_no_memory: u64,
+    /// Datagrams and echoes, either way, beyond a bandwidth of the policy.
+    pub over_bandwidth: u64,
+    /// Datagrams and echoes of hosts that a quota of the policy ended.
+    pub over_quota: u64,
     /// Messages to groups that are not passed on: no queries of a chosen service, or too long.
     pub multicast_filtered: u64,
     /// Messages to groups that a rate limit dropped, and queries that came back in a loop.
@@ -205,6 +211,8 @@ impl GatewayCounters {
         self.udp_filtered += other.udp_filtered;
         self.udp_nobody += other.udp_nobody;
         self.udp_no_memory += other.udp_no_memory;
+        self.over_bandwidth += other.over_bandwidth;
+        self.over_quota += other.over_quota;
         self.multicast_filtered += other.multicast_filtered;
         self.multicast_limited += other.multicast_limited;
         self.peers_evicted += other.peers_evicted;
@@ -235,6 +243,8 @@ pub struct Gateway {
     newcomers: Newcomers,
     /// Judges flows, if there is a policy.
     egress: Option<Box<Egress>>,
+    /// TCP flows that wait for a bandwidth.
+    lines: Lines<TcpHandle>,
     expected: Expected,
     spread: Spread,
     lending: Lending,
@@ -325,6 +335,7 @@ impl Gateway {
             joined_udp: JoinedUdp::new(config.flows_max),
             newcomers: Newcomers::default(),
             egress: config.egress.clone().map(|enforcer| Box::new(Egress::new(enforcer))),
+            lines: Lines::default(),
             expected: Expected::new(),
             spread: Spread::default(),
             lending: Lending::new(config.lend_to_host),
@@ -457,12 +468,14 @@ impl Gateway {
             self.joined.deadline(),
             self.joined_udp.deadline(),
             self.egress.as_ref().and_then(|egress| egress.deadline()),
+            self.lines.deadline(),
         ])
     }
 
     /// Ends flows that have been idle too long.
     pub(crate) fn on_deadline(&mut self, io: &mut Io<'_>) {
         self.end_moments(io);
+        self.resume_streams(io);
         self.udp.expire(io.now);
         if let Some(egress) = &mut self.egress {
             egress.expire(io.now);

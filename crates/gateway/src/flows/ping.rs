@@ -10,6 +10,7 @@ use super::route::Target;
 use super::shares::Share;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
 use super::{Slot, Slots};
+use crate::egress::meter::{Direction, Meters, Pass};
 use crate::owners::{Buckets, of_echo};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -48,6 +49,8 @@ struct Flow {
     begun: Instant,
     bytes_out: u64,
     bytes_in: u64,
+    /// Bounds of its bytes.
+    meters: Meters,
 }
 
 /// Fields of a request's IP header that its socket passes on.
@@ -58,6 +61,11 @@ struct Header {
 }
 
 impl Flow {
+    /// Judges an echo by the bounds of its bytes.
+    fn pass(&self, way: Direction, bytes: usize, now: Instant) -> Pass {
+        if self.meters.is_none() { Pass::Passes } else { self.meters.pass(way, bytes, now) }
+    }
+
     /// Sets the socket's header fields, with one call for each change.
     fn set_header(&mut self, header: Header) -> io::Result<()> {
         let old = self.header;
@@ -179,8 +187,11 @@ impl Gateway {
         let key = (echo.remote, echo.local, echo.ident);
         let slot = match self.pings.index.get(&key) {
             Some(&slot) => Ok(slot),
-            None if !self.admits_echo(&echo, to.ip(), io) => return,
-            None => self.open_ping(key, to.ip(), Share::Guest(echo.packet.ingress()), io),
+            None => {
+                let Some(meters) = self.admits_echo(&echo, to.ip(), io) else { return };
+                let share = Share::Guest(echo.packet.ingress());
+                self.open_ping(key, to.ip(), (share, meters), io)
+            }
         };
         let slot = match slot {
             Ok(slot) => slot,
@@ -189,8 +200,16 @@ impl Gateway {
         let Some(flow) = self.pings.slots.get_mut(slot) else { return };
         flow.used_at = io.now;
         flow.sequence = echo.sequence;
-        self.counters.echo += 1;
         let bytes = echo.packet.payload_len();
+        match flow.pass(Direction::Out, bytes, io.now) {
+            Pass::Passes => self.counters.echo += 1,
+            Pass::TooFast => return self.counters.over_bandwidth += 1,
+            Pass::Over => {
+                flow.meters.exhaust(bytes);
+                self.pings.remove(slot);
+                return Self::prohibit_echo(&echo, io);
+            }
+        }
         let pieces: Vec<_> = echo.packet.pieces().cloned().collect();
         let header = Header { hops: hops_left(echo.ttl), dont_fragment: echo.dont_fragment };
         let sent = flow.set_header(header);
@@ -208,16 +227,21 @@ impl Gateway {
     }
 
     /// Asks the policy about a new flow; reports to the program that it is denied.
-    fn admits_echo(&self, echo: &Echo, to: IpAddr, io: &mut Io<'_>) -> bool {
-        let Some(egress) = &self.egress else { return true };
-        if egress.admits_echo(echo.packet.ingress(), to, io.now) {
-            return true;
+    /// Returns what bounds the flow.
+    fn admits_echo(&self, echo: &Echo, to: IpAddr, io: &mut Io<'_>) -> Option<Meters> {
+        let Some(egress) = &self.egress else { return Some(Meters::default()) };
+        let admitted = egress.admits_echo(echo.packet.ingress(), to, io.now);
+        if admitted.is_none() {
+            Self::prohibit_echo(echo, io);
         }
+        admitted
+    }
+
+    fn prohibit_echo(echo: &Echo, io: &mut Io<'_>) {
         let (stack, mut context) = io.stack_and_context();
         let request = (echo.ident, echo.sequence);
         let why = Unreachable::Prohibited;
         stack.echo_unreachable(echo.local, echo.remote, request, why, &mut context);
-        false
     }
 
     /// A request could not be sent: reports to the program the error that the host's own ping would
@@ -261,7 +285,7 @@ impl Gateway {
         &mut self,
         key: Key,
         to: IpAddr,
-        share: Share,
+        (share, meters): (Share, Meters),
         io: &mut Io<'_>,
     ) -> Result<Slot, Option<io::Error>> {
         if self.pings.slots.count() >= PINGS_MAX {
@@ -292,6 +316,7 @@ impl Gateway {
             begun: io.now,
             bytes_out: 0,
             bytes_in: 0,
+            meters,
         };
         self.pings.slots.insert(flow);
         self.pings.index.insert(key, slot);
@@ -337,6 +362,17 @@ impl Gateway {
                 Err(_) => return Self::read_ping_errors(flow, io),
             };
             flow.used_at = io.now;
+            match flow.pass(Direction::In, reply.len, io.now) {
+                Pass::Passes => {}
+                Pass::TooFast => {
+                    self.counters.over_bandwidth += 1;
+                    continue;
+                }
+                Pass::Over => {
+                    self.counters.over_quota += 1;
+                    continue;
+                }
+            }
             let Some(mut packet) = io.memory.packet() else { return };
             for piece in reply.pieces {
                 if packet.push_piece(piece).is_err() {

@@ -17,6 +17,7 @@ mod gate;
 mod inbound;
 mod lend;
 mod listed;
+mod metered;
 mod moved;
 mod slow;
 mod urgent;
@@ -26,6 +27,7 @@ use super::lent::Terms;
 use super::queued::Queued;
 use super::route::Target;
 use super::{Gateway, Io, Token, is_descriptor_shortage};
+use crate::egress::meter::{Direction, Grant};
 use gate::{Denied, Gate};
 pub(super) use moved::MovedConnection;
 use rustix::io::Errno;
@@ -398,29 +400,35 @@ impl Gateway {
         }
     }
 
-    /// Moves bytes from the program to the host: one `sendmsg` over up to 64 pieces.
-    fn move_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        let is_shut = |flow: &mut Flow| flow.gate.as_ref().is_some_and(|gate| !gate.is_open());
-        if self.tcp.get_mut(handle).is_some_and(is_shut) && !self.pass_gate(handle, io) {
-            return;
-        }
-        let Some(flow) = self.tcp.get_mut(handle) else { return };
-        let (mut sent, mut kept, mut failed) = (0, 0, None);
+    /// Sends bytes of the program to the host: one `sendmsg` over up to 64 pieces. Returns how many
+    /// the host has taken, and whether a bound stops the flow; `None` if the flow ended.
+    fn send_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) -> Option<(usize, Option<Grant>)> {
+        let flow = self.tcp.get_mut(handle)?;
+        let (mut sent, mut kept, mut failed, mut stopped) = (0, 0, None, None);
         while flow.host_writable {
-            let Some(connection) = io.stack.tcp(handle) else { return };
+            let connection = io.stack.tcp(handle)?;
             // Kept bytes follow those that did not go back.
             let is_kept = connection.received_len() == 0;
             if is_kept && flow.kept.is_empty() {
                 break;
             }
+            let most = match flow.grant(Direction::Out, io.now) {
+                Grant::Bytes(most) => most,
+                stop => {
+                    stopped = Some(stop);
+                    break;
+                }
+            };
             let lending = (&mut self.lending, &mut self.counters);
             let result = match is_kept {
                 true => flow.send_kept(),
+                false if most < connection.received_len() => flow.send_first(connection, most),
                 false => flow.pass_on(connection, lending, io.memory, io.now),
             };
             match result {
                 Ok(count) => {
                     sent += count;
+                    flow.has_moved(Direction::Out, count, io.now);
                     kept += if is_kept { count } else { 0 };
                     io.stack.with_tcp(handle, io.now, |connection| match is_kept {
                         true => connection.acknowledge_kept(count),
@@ -441,7 +449,21 @@ impl Gateway {
         self.counters.bytes_out += sent as u64;
         io.ledger.carry(sent);
         if failed.is_some() {
-            return self.abort(handle, io);
+            self.abort(handle, io);
+            return None;
+        }
+        Some((sent, stopped))
+    }
+
+    /// Moves bytes from the program to the host.
+    fn move_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let is_shut = |flow: &mut Flow| flow.gate.as_ref().is_some_and(|gate| !gate.is_open());
+        if self.tcp.get_mut(handle).is_some_and(is_shut) && !self.pass_gate(handle, io) {
+            return;
+        }
+        let Some((sent, stopped)) = self.send_out(handle, io) else { return };
+        if let Some(stopped) = stopped {
+            self.stop(handle, Direction::Out, stopped, io);
         }
         self.hold_off_or_resume(handle, sent, io);
         let Some(flow) = self.tcp.get_mut(handle) else { return };
@@ -470,6 +492,7 @@ impl Gateway {
         let flows = self.tcp.count;
         let Some(flow) = self.tcp.get_mut(handle) else { return };
         let (mut moved, mut more, mut parks, mut failed) = (0, false, false, None);
+        let mut stopped = None;
         while flow.host_readable && !flow.host_closed {
             if moved >= BYTES_PER_TURN {
                 more = true;
@@ -480,11 +503,18 @@ impl Gateway {
                 more = true;
                 break;
             }
+            let most = match flow.grant(Direction::In, io.now) {
+                Grant::Bytes(most) => most,
+                stop => {
+                    stopped = Some(stop);
+                    break;
+                }
+            };
             let ahead = io.read_ahead(handle, flows);
             let received = io.stack.with_tcp(handle, io.now, |connection| {
                 let room = slow::room_for_program(connection, ahead, io.now);
                 parks = room.is_none();
-                let room = room.filter(|room| *room > 0)?;
+                let room = room.filter(|room| *room > 0)?.min(most);
                 Some(flow.receive(connection, room, io.buffer, io.memory))
             });
             match received.flatten() {
@@ -492,6 +522,7 @@ impl Gateway {
                 None => break,
                 Some(Ok(Received::Bytes { count, drained })) => {
                     moved += count;
+                    flow.has_moved(Direction::In, count, io.now);
                     // After a FIN no further edge comes: read until the FIN shows.
                     flow.host_readable = !drained || flow.host_closing || flow.host_urgent;
                 }
@@ -520,6 +551,8 @@ impl Gateway {
         io.ledger.carry(moved);
         if failed.is_some() {
             self.abort(handle, io);
+        } else if let Some(stopped) = stopped {
+            self.stop(handle, Direction::In, stopped, io);
         } else if more {
             self.tcp.queue(handle);
         } else if parks {

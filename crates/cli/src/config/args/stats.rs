@@ -30,7 +30,9 @@ use crate::exit;
 /// `refused`, `ended` (by `towpath flows --end`), `bytes_out`, `bytes_in`, and `interface`:
 /// connections that took the interface, by reason. `egress`, with a policy: `allowed` and `denied`
 /// flows, of each of its `rules`, too, `questions_refused` and `answers_refused` of resolvers,
-/// `policy` (the number of policies so far) and `audit_lost` (records). `packets`: `from_program`,
+/// `policy` (the number of policies so far), `audit_lost` (records), and `bounds`: for each rule
+/// with a bandwidth or quota, and for all flows of a guest (`*`), `delayed_bytes`, `dropped`
+/// datagrams, and flows that were `over_quota`. `packets`: `from_program`,
 /// `to_program`, the super-packets among them, and `retransmitted`. `taken`: packets and frames of
 /// memory in use. `dropped`: by reason. `workers`, with several workers: these counters for each,
 /// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in

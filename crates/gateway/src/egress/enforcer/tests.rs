@@ -1,6 +1,7 @@
 //! An enforcer, asked as a gateway asks it.
 
 use super::*;
+use crate::egress::meter::{Direction, Grant};
 use crate::egress::rule::{Check, Destination, Limits, Rule};
 
 fn rule(id: &str, to: &str, check: Check) -> Rule {
@@ -84,7 +85,7 @@ fn a_name_opens_its_address_for_its_greeting() {
     // The answer was for another guest, and has ended.
     assert!(matches!(enforcer.begin(Some(1), to, at(1)), Decision::Deny));
     assert!(matches!(enforcer.begin(None, to, at(60)), Decision::Deny));
-    let Summary { counters, by_rule, generation } = enforcer.summary();
+    let Summary { counters, by_rule, generation, .. } = enforcer.summary();
     assert_eq!((counters.allowed, counters.denied, counters.questions_refused), (1, 8, 1));
     assert_eq!(by_rule, [("web".to_owned(), [1, 0]), ("default".to_owned(), [0, 8])]);
     assert_eq!(generation, 1);
@@ -172,11 +173,39 @@ fn what_was_learned_is_written() {
     }
 }
 
+/// Goal: a guest whose quota is used up begins no flow, and another guest does. Another policy
+/// keeps what was used; flows go on if its quota is larger.
+#[test]
+fn a_quota_that_is_used_up_denies_flows() {
+    let policy = |quota| {
+        let net = rule("net", "192.0.2.0/24", Check::Greeting);
+        let policy = Policy::new(vec![net], Action::Deny, true).unwrap();
+        policy.with_limits(Limits { quota: Some(quota), ..Limits::default() })
+    };
+    let enforcer = Enforcer::new(policy(100), None);
+    let begins = |guest| match enforcer.begin(guest, flow("tcp://192.0.2.1:443"), at(0)) {
+        Decision::Allow(admission) => Some(admission),
+        Decision::Greeting(_) | Decision::Deny => None,
+    };
+    let mut first = begins(None).unwrap();
+    first.meters().take(Direction::Out, 100, false, at(0));
+    assert!(begins(None).is_none() && begins(Some(1)).is_some());
+    let Summary { metered, by_rule, .. } = enforcer.summary();
+    let all = Metered { over_quota: 1, ..Metered::default() };
+    assert_eq!((metered, by_rule[0].1), (vec![("*".to_owned(), all)], [2, 1]));
+    enforcer.set_policy(policy(100));
+    assert!(begins(None).is_none());
+    enforcer.set_policy(policy(150));
+    assert!(begins(None).is_some());
+    assert!(enforcer.review(&mut first, at(1)));
+    assert_eq!(first.meters().grant(Direction::Out, at(1)), Grant::Bytes(50));
+}
+
 /// Goal: a flow beyond a bound is denied with its reason, also after its greeting; flows that end
 /// make room; a new policy keeps the open ones and counts them.
 #[test]
 fn flows_are_bounded_for_each_guest_and_rule() {
-    let limits = |flows, new_flows| Limits { flows, new_flows };
+    let limits = |flows, new_flows| Limits { flows, new_flows, ..Limits::default() };
     let policy = |most| {
         let mut net = rule("net", "192.0.2.0/24", Check::Greeting);
         net.limits = limits(Some(most), None);

@@ -7,6 +7,7 @@
 use super::{Flow, TcpFlows};
 use crate::egress::enforcer::{Admission, Decision, Enforcer};
 use crate::egress::greeting::{self, GREETING_MAX, Greeting};
+use crate::egress::meter::{Direction, Grant};
 use crate::egress::rule::{FlowTo, Transport};
 use crate::flows::route::Target;
 use crate::flows::{Gateway, Io};
@@ -21,6 +22,19 @@ pub(super) struct Gate {
     stage: Stage,
     /// Bytes of the program that may pass, from the first on. Not all of them may be sent yet.
     approved: u64,
+    /// Whether each direction waits for a bandwidth.
+    pub(super) stands: [Stand; 2],
+}
+
+/// Whether one direction of a flow waits for a bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stand {
+    /// It has tokens, as far as it knows.
+    Free,
+    /// It stands in line.
+    Waits,
+    /// Its turn has come: what it moves now was delayed.
+    Resumed,
 }
 
 /// What is still to be read before bytes may pass.
@@ -45,15 +59,33 @@ enum Passage {
 
 impl Gate {
     pub(super) fn open(admission: Admission) -> Self {
-        Self { admission, stage: Stage::Open, approved: 0 }
+        Self::new(admission, Stage::Open)
     }
 
     pub(super) fn shut(admission: Admission) -> Self {
-        Self { admission, stage: Stage::Greeting, approved: 0 }
+        Self::new(admission, Stage::Greeting)
+    }
+
+    fn new(admission: Admission, stage: Stage) -> Self {
+        Self { admission, stage, approved: 0, stands: [Stand::Free; 2] }
     }
 
     pub(super) fn is_open(&self) -> bool {
         self.stage == Stage::Open
+    }
+
+    /// Returns how many bytes may pass.
+    pub(super) fn grant(&self, way: Direction, now: Instant) -> Grant {
+        match self.stands[way as usize] {
+            Stand::Waits => Grant::Wait,
+            Stand::Free | Stand::Resumed => self.admission.meters().grant(way, now),
+        }
+    }
+
+    /// Counts bytes that have passed.
+    pub(super) fn has_moved(&mut self, way: Direction, bytes: usize, now: Instant) {
+        let stand = std::mem::replace(&mut self.stands[way as usize], Stand::Free);
+        self.admission.meters().take(way, bytes, stand == Stand::Resumed, now);
     }
 
     /// Reads what waits. With `is_last`, nothing follows.

@@ -71,6 +71,7 @@ impl Gateway {
         flow.queued = false;
         (flow.brief, flow.moment) = (0, None);
         let phase = flow.phase;
+        let waited = flow.forget_lines();
         self.tcp.kept += flow.kept.len();
         self.tcp.insert(flow);
         if watched.is_err() {
@@ -82,6 +83,9 @@ impl Gateway {
             self.hold_off_or_resume(handle, 0, io);
             self.note_awaited(handle, io);
             self.tcp.queue(handle);
+            if waited {
+                self.move_out(handle, io);
+            }
         }
     }
 }

@@ -79,7 +79,9 @@ impl Gateway {
     /// Limits the window of a new connection to what it may advertise before it has passed anything
     /// on.
     pub(super) fn limit_first_window(&self, handle: TcpHandle, io: &mut Io<'_>) {
-        let limit = window_limit(io.equal_window(self.tcp.count));
+        let flow = self.tcp.flows.get(handle.index()).and_then(Option::as_deref);
+        let most = flow.map_or(usize::MAX, Flow::window);
+        let limit = window_limit(io.equal_window(self.tcp.count).min(most));
         if limit != u32::MAX {
             io.stack.with_tcp(handle, io.now, |connection| connection.limit_window(limit));
         }
@@ -110,6 +112,7 @@ impl Gateway {
         let holds_off = is_over && !is_brief;
         let was_brief = flow.moment.is_some();
         let wanted = share.window_limit(passed, io.equal_window(flows));
+        let wanted = wanted.min(window_limit(flow.window()));
         flow.held_off = (flow.held_off && !resumes) || holds_off;
         if holds_off && flow.kept.is_empty() {
             let most = (io.memory.capacity_bytes() / KEPT_DIVISOR).saturating_sub(self.tcp.kept);

@@ -2,6 +2,7 @@
 
 use super::Realm;
 use super::host::for_each_segment;
+use crate::egress::meter::Pass;
 use crate::flows::shares::Share;
 use crate::flows::{Gateway, Io, Slot};
 use towpath_io::socket::Datagram as HostDatagram;
@@ -30,10 +31,14 @@ impl Gateway {
                 return;
             }
         }
-        flow.tally.bytes[1] += bytes as u64;
         if let (Some(egress), Share::Guest(guest)) = (&mut self.egress, flow.share) {
-            egress.count_in((guest, to, datagram.from), bytes, io.now);
+            match egress.count_in((guest, to, datagram.from), bytes, io.now) {
+                Pass::Passes => {}
+                Pass::TooFast => return self.counters.over_bandwidth += 1,
+                Pass::Over => return self.counters.over_quota += 1,
+            }
         }
+        flow.tally.bytes[1] += bytes as u64;
         if self.egress.is_some() && matches!(flow.realm, Realm::Dns(_)) {
             let Share::Guest(guest) = flow.share else { return };
             let size = size.map_or(bytes, |size| usize::from(size.get()));

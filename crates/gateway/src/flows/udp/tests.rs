@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::egress::audit::Audit;
 use crate::egress::enforcer::{Enforcer, Message};
 use crate::egress::greeting::quic::tests::initial;
+use crate::egress::meter::Metered;
 use crate::egress::policy::Policy;
 use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule};
 use crate::flows::destinations::GREETING_WITHIN;
@@ -324,6 +325,78 @@ fn what_waits_for_a_flow_is_bounded_in_bytes() {
     assert!(bench.gateway.counters.messages_displaced > 100);
 }
 
+/// Returns a gateway whose policy bounds the datagrams from and to the host's loopback.
+fn bounded(limits: FlowLimits) -> Bench {
+    let rule = Rule {
+        id: "near".to_owned(),
+        action: Action::Allow,
+        to: vec!["127.0.0.0/8".parse::<Destination>().expect("a network")],
+        ports: Vec::new(),
+        check: Check::Greeting,
+        overrides_floor: true,
+        expires: None,
+        limits,
+    };
+    let policy = Policy::new(vec![rule], Action::Deny, true).expect("a policy");
+    let enforcer = std::sync::Arc::new(Enforcer::new(policy, None));
+    Bench::new(Config { egress: Some(enforcer), ..Config::default() })
+}
+
+fn metered(bench: &Bench) -> Metered {
+    bench.gateway.egress().expect("a policy").summary().metered[0].1
+}
+
+/// Goal: datagrams beyond a bandwidth are dropped and counted, either way; once the bandwidth has
+/// tokens again, others pass.
+#[test]
+fn datagrams_beyond_a_bandwidth_are_dropped() {
+    let bits = Some(8000);
+    let limits = FlowLimits { bandwidth_out: bits, bandwidth_in: bits, ..FlowLimits::default() };
+    let mut bench = bounded(limits);
+    let friend = peer(1);
+    // Two datagrams overdraw the bucket of 16 KiB, which earns 1000 bytes in a second.
+    for _ in 0..3 {
+        bench.send(None, program(15, PROGRAM), local(&friend), &[7; 9000]);
+    }
+    assert_eq!(bench.gateway.counters.over_bandwidth, 1);
+    assert_eq!(bench.gateway.counters.bytes_out, 18_000);
+    bench.later(Duration::from_secs(2));
+    bench.send(None, program(15, PROGRAM), local(&friend), b"later");
+    let (_, mapped) = receive(&friend);
+    let mapped = SocketAddr::new(local(&friend).ip(), mapped.port());
+    for sent in 1..=3 {
+        friend.send_to(&[7; 9000], mapped).expect("sent");
+        let seen =
+            |counters: &GatewayCounters| counters.over_bandwidth - 1 + counters.bytes_in / 9000;
+        bench.turns(|gateway| seen(&gateway.counters) == sent);
+    }
+    let counters = &bench.gateway.counters;
+    assert_eq!((counters.over_bandwidth, counters.bytes_in), (2, 18_000));
+    assert_eq!(metered(&bench), Metered { dropped: 2, ..Metered::default() });
+}
+
+/// Goal: no more datagrams pass than a quota has bytes, both ways together. The flow ends with the
+/// first that does not fit, and no other begins.
+#[test]
+fn datagrams_beyond_a_quota_are_refused() {
+    let mut bench = bounded(FlowLimits { quota: Some(100), ..FlowLimits::default() });
+    let friend = peer(1);
+    bench.send(None, program(15, PROGRAM), local(&friend), &[7; 60]);
+    let (_, mapped) = receive(&friend);
+    let mapped = SocketAddr::new(local(&friend).ip(), mapped.port());
+    for sent in 1..=2 {
+        friend.send_to(&[7; 30], mapped).expect("sent");
+        let seen = |counters: &GatewayCounters| counters.over_quota + counters.bytes_in / 30;
+        bench.turns(|gateway| seen(&gateway.counters) == sent);
+    }
+    assert_eq!((bench.gateway.counters.bytes_in, bench.gateway.counters.over_quota), (30, 1));
+    bench.send(None, program(15, PROGRAM), local(&friend), b"x");
+    bench.send(None, program(15, 4001), local(&friend), b"x");
+    let counters = &bench.gateway.counters;
+    assert_eq!((counters.bytes_out, counters.udp_refused), (60, 2));
+    assert_eq!(metered(&bench), Metered { over_quota: 3, ..Metered::default() });
+}
+
 /// Returns a gateway whose policy allows guests 1 and 2 to greet [`SERVER`] over QUIC.
 fn greeted(audit: Option<Audit>) -> Bench {
     // The answer of a resolver: a.example is 192.0.2.1.
@@ -370,8 +443,8 @@ fn what_waits_for_a_greeting_is_bounded() {
     assert_eq!(bench.memory.small.out_count(), 1, "another attempt");
 }
 
-/// Goal: what clients say is charged to their guest, also if the datagram is invalid in the end. The
-/// audit says so for each flow that is denied.
+/// Goal: what clients say is charged to their guest, also if the datagram is invalid in the end.
+/// The audit says so for each flow that is denied.
 /// Bad input: a part of a hello that is far from its beginning, and rubbish behind it.
 #[test]
 fn what_clients_of_quic_say_is_bounded() {

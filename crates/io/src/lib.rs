@@ -12,8 +12,8 @@
 //! `uplink::umem` (memory and rings of AF_XDP sockets).
 //!
 //! The modules are ordered, and each uses only modules before it: `{doorbell, filter, large_pages,
-//! mount, outside, process_sys, random, receive, sealed, sys} → {direct, endpoint, netlink,
-//! reactor, socket, tap} → {namespace, pcapng, stream, thread, uplink} → {confine, events,
+//! log_files, mount, outside, process_sys, random, receive, sealed, sys} → {direct, endpoint,
+//! netlink, reactor, socket, tap} → {namespace, pcapng, stream, thread, uplink} → {confine, events,
 //! vhost_user} → {fuzz, native}`.
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "only this feature has a broker"))]
@@ -28,6 +28,7 @@ pub mod filter;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod large_pages;
+pub mod log_files;
 pub mod mount;
 pub mod namespace;
 #[cfg(feature = "confine")]

@@ -77,10 +77,12 @@ pub enum Wanted {
     /// Attach an XDP program to the interface of a name: the attached socket gets the frames of a
     /// queue. The number is the queue times 256, plus the mode.
     XdpProgram = 18,
+    /// Open the next file of the log: an empty one (1), or the one that has the name (0).
+    Log = 19,
 }
 
 impl Wanted {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::Bind,
         Self::Ping,
         Self::ResolvConf,
@@ -99,6 +101,7 @@ impl Wanted {
         Self::Packet,
         Self::Xdp,
         Self::XdpProgram,
+        Self::Log,
     ];
 }
 
@@ -134,6 +137,17 @@ static KEEPER: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
 /// `AlreadyExists` if there is such a broker already.
 pub(crate) fn set_keeper(channel: OwnedFd) -> io::Result<()> {
     KEEPER.set(Mutex::new(channel)).map_err(|_| io::ErrorKind::AlreadyExists.into())
+}
+
+/// Channel to the broker that keeps the log. It is separate because it may wait for a disk.
+static LOGGER: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
+
+/// Sends requests about the log to the broker at the other end of `channel` from now on.
+///
+/// # Errors
+/// `AlreadyExists` if there is such a broker already.
+pub(crate) fn set_logger(channel: OwnedFd) -> io::Result<()> {
+    LOGGER.set(Mutex::new(channel)).map_err(|_| io::ErrorKind::AlreadyExists.into())
 }
 
 /// Sends all other requests of this process to the broker at the other end of `channel` from now
@@ -188,6 +202,18 @@ pub fn lease_lock() -> Option<io::Result<File>> {
     let open = || {
         send_request(keeper.as_fd(), Wanted::LeaseLock, 0, &[], None)?;
         let file = receive_answer(keeper.as_fd())?.file.ok_or(Errno::PROTO)?;
+        Ok(File::from(file))
+    };
+    Some(open())
+}
+
+/// Opens the next file of the log: an empty one, beside which the present one is kept, or the one
+/// that has the name. `None` without a broker for it.
+pub fn next_log(is_empty: bool) -> Option<io::Result<File>> {
+    let logger = LOGGER.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+    let open = || {
+        send_request(logger.as_fd(), Wanted::Log, u64::from(is_empty), &[], None)?;
+        let file = receive_answer(logger.as_fd())?.file.ok_or(Errno::PROTO)?;
         Ok(File::from(file))
     };
     Some(open())

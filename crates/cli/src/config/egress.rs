@@ -1,16 +1,16 @@
 //! What carries out the policy for flows to the outside, from options.
 
 use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use towpath_gateway::control::egress;
-use towpath_gateway::egress::audit::{Audit, FILE_BYTES_DEFAULT};
+use towpath_gateway::egress::audit::{Audit, FILE_BYTES_DEFAULT, Next};
 use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::egress::policy::Policy;
 use towpath_gateway::egress::rule::Action;
+use towpath_io::log_files::LogFiles;
+use towpath_io::outside;
 
 use crate::config::args::EgressArguments;
 use crate::config::policy_file;
@@ -24,7 +24,7 @@ pub(crate) fn enforcer(
     of_file: Option<Policy>,
 ) -> anyhow::Result<Option<Arc<Enforcer>>> {
     if let Some(path) = &arguments.learn {
-        let audit = arguments.audit.as_deref().map(audit).transpose()?;
+        let audit = audit(arguments)?;
         let opened = OpenOptions::new().write(true).create(true).truncate(true).open(path);
         let file = opened.with_context(|| format!("cannot open {} for writing", path.display()))?;
         return Ok(Some(Arc::new(Enforcer::learning(file, audit)?)));
@@ -35,7 +35,7 @@ pub(crate) fn enforcer(
         }
         return Ok(None);
     };
-    let audit = arguments.audit.as_deref().map(audit).transpose()?;
+    let audit = audit(arguments)?;
     Ok(Some(Arc::new(Enforcer::new(policy, audit))))
 }
 
@@ -61,12 +61,34 @@ fn policy(arguments: &EgressArguments, of_file: Option<Policy>) -> anyhow::Resul
     Ok(Some(Policy::new(all, default, true)?))
 }
 
-/// Opens the audit; a new file is readable only by its user.
-fn audit(path: &Path) -> anyhow::Result<Audit> {
-    let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-    let opened = opened.with_context(|| format!("cannot open {} for writing", path.display()))?;
-    Ok(Audit::new(opened, FILE_BYTES_DEFAULT))
+/// Returns the names of the files of the audit, if there is one.
+///
+/// # Errors
+/// The working directory is gone.
+pub(crate) fn audit_files(arguments: &EgressArguments) -> anyhow::Result<Option<LogFiles>> {
+    let older = arguments.audit_files.unwrap_or(AUDIT_FILES_DEFAULT);
+    let files = arguments.audit.as_deref().map(|path| LogFiles::new(path, older)).transpose();
+    files.context("option --audit")
 }
+
+/// Opens the audit. A pipe or a device has no bound.
+fn audit(arguments: &EgressArguments) -> anyhow::Result<Option<Audit>> {
+    let Some(path) = &arguments.audit else { return Ok(None) };
+    let Some(files) = audit_files(arguments)? else { return Ok(None) };
+    let opened = files.open().and_then(|file| Ok((file.metadata()?.is_file(), file)));
+    let (is_regular, file) =
+        opened.with_context(|| format!("cannot open {} for writing", path.display()))?;
+    let size = arguments.audit_size.unwrap_or(FILE_BYTES_DEFAULT);
+    let most = if is_regular { size } else { u64::MAX };
+    Ok(Some(Audit::new(file, most, move |next| {
+        let is_empty = next == Next::Empty;
+        let own = || if is_empty { files.rotate() } else { files.open() };
+        outside::next_log(is_empty).unwrap_or_else(own)
+    })))
+}
+
+/// Older files of an audit that are kept, by default.
+const AUDIT_FILES_DEFAULT: u32 = 3;
 
 #[cfg(test)]
 mod tests {

@@ -4,8 +4,8 @@
 //! [`METRICS`], and `POST` of [`TRANSACTION`] with changes of its published ports. A network
 //! answers `GET` of [`PORTS`], [`LEASES`], [`PUBLISHED`], [`STATS`], [`FLOWS`] and [`METRICS`], and
 //! `POST` of [`TRANSACTION`] with `{"operations": [...]}`; see [`operations`]. `DELETE` of
-//! [`FLOWS`] ends a native flow. Both answer `POST` of [`EGRESS`] with a policy; see
-//! [`egress`](towpath_gateway::control::egress).
+//! [`FLOWS`] ends a native flow. Both answer `POST` of [`AUDIT`], and of [`EGRESS`] with a policy;
+//! see [`egress`](towpath_gateway::control::egress).
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 use crate::control::figures;
 use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
-use crate::control::policy::{self, EGRESS};
+use crate::control::policy::{self, AUDIT, EGRESS};
 use crate::control::published::{self, Publishing};
 
 pub(crate) const PORTS: &str = "/v1/ports";
@@ -70,9 +70,11 @@ pub(crate) fn answer(worker: &mut Worker<Network>, request: &Request<'_>) -> Res
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
         ("POST", TRANSACTION) => transaction(worker, request.body),
         ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
-        (_, PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS) => {
-            wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
-        }
+        ("POST", AUDIT) => policy::reopen_audit(worker.egress()),
+        (
+            _,
+            PORTS | LEASES | PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS | AUDIT,
+        ) => wrong_method(request, &format!("GET to read, or POST {TRANSACTION}")),
         _ => unknown_path(request, &[PORTS, LEASES, PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),
     }
 }
@@ -106,7 +108,8 @@ pub(crate) fn answer_gateway(
         }
         ("POST", TRANSACTION) => published::transaction(serving, request.body),
         ("POST", EGRESS) => policy::replace(serving.egress(), request.body),
-        (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS) => {
+        ("POST", AUDIT) => policy::reopen_audit(serving.egress()),
+        (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS | AUDIT) => {
             wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
         }
         _ => unknown_path(request, &[PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),

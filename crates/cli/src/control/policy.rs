@@ -1,4 +1,4 @@
-//! `towpath policy`, and the answer to a request for another policy.
+//! `towpath policy`, and the answers to requests for another policy and for the file of the audit.
 
 use std::io::Write;
 use std::path::Path;
@@ -22,6 +22,8 @@ use crate::messages::Messages;
 
 /// Path of requests for another policy.
 pub(crate) const EGRESS: &str = "/v1/egress";
+/// Path of requests to open the file of the audit again.
+pub(crate) const AUDIT: &str = "/v1/audit";
 /// The file is no policy, or denies a flow.
 const NO: u8 = 1;
 
@@ -42,6 +44,11 @@ pub(crate) fn policy(arguments: &PolicyArguments) -> Result<Ending, Failure> {
             let text = policy_file::read_text(file)?;
             let converted = imported::convert(&text);
             print(&converted.with_context(|| file.display().to_string())?)
+        }
+        PolicyAction::Reopen { pid } => {
+            let path = instances::of_process(*pid)?;
+            ask::ask(&path, "POST", AUDIT, None)?;
+            Ok(Ending::Code(0))
         }
         PolicyAction::Set { pid, file } => {
             if read(file).is_none() {
@@ -143,6 +150,18 @@ fn explained(policy: &Policy, flow: FlowTo, names: &[Name]) -> (String, bool) {
         text.push_str(&format!("all flows of a guest{}\n", bounds(policy.limits())));
     }
     (text, is_allowed)
+}
+
+/// Answers a request to open the file of the audit again.
+pub(crate) fn reopen_audit(enforcer: Option<&Arc<Enforcer>>) -> Response {
+    match enforcer.is_some_and(|enforcer| enforcer.reopen_audit()) {
+        true => Response::json(200, &json!({})),
+        false => Response::error(
+            409,
+            "this instance has no audit whose file could be opened; start it with --audit, or try \
+             again if it has one",
+        ),
+    }
 }
 
 /// Answers a request for another policy.

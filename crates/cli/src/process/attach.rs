@@ -15,7 +15,7 @@ use towpath_io::process_sys::{Forked, Inherited};
 use towpath_io::reactor::{Interest, Reactor};
 
 use crate::config::args::{AttachArguments, NoConfig};
-use crate::config::settings;
+use crate::config::{egress, settings};
 use crate::control::port_socket::PortSocket;
 use crate::control::socket::Control;
 use crate::end_child;
@@ -87,6 +87,7 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
         },
         sockets: ports.as_ref().and_then(PortSocket::file).into_iter().collect(),
         control: control.as_ref().map(Control::files).unwrap_or_default(),
+        log: egress::audit_files(&network.gateway.egress)?,
         namespace: life.path.as_ref().map(|(_, path)| path.clone()),
         ..Duties::default()
     };

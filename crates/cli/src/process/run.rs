@@ -19,7 +19,7 @@ use towpath_io::namespace::{ChildGuard, Isolation};
 use towpath_io::process_sys::{Forked, Inherited};
 
 use crate::config::args::RunArguments;
-use crate::config::settings;
+use crate::config::{egress, settings};
 use crate::control::socket::Control;
 use crate::end_child;
 use crate::exit::{Ending, Failure};
@@ -60,6 +60,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let duties = Duties {
         ports: confine::ports(&config.publish),
         control: control.as_ref().map(Control::files).unwrap_or_default(),
+        log: egress::audit_files(&network.gateway.egress)?,
         ..Duties::default()
     };
     let child = Some(init.as_fd());

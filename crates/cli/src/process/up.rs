@@ -21,7 +21,7 @@ use towpath_io::vhost_user::{self, sigbus};
 
 use crate::config::args::{MachineArguments, UpArguments};
 use crate::config::plan::{self, Connections, Plan};
-use crate::config::settings;
+use crate::config::{egress, settings};
 use crate::control::api;
 use crate::control::capture::{CAPTURE, Captures};
 use crate::control::socket::Control;
@@ -53,7 +53,10 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     allow_many_files();
     sigbus::guard().context("cannot install the handler of SIGBUS")?;
     let control = serve::control(None, messages)?;
-    let duties = duties(&plan, control.as_ref().map(Control::files).unwrap_or_default());
+    let duties = Duties {
+        log: egress::audit_files(&arguments.gateway.egress)?,
+        ..duties(&plan, control.as_ref().map(Control::files).unwrap_or_default())
+    };
     let confinement = Confinement::begin(&arguments.gateway, messages, duties, None)?;
     // Dropped after the network, whose end ends the captures.
     let mut captures = Captures::default();

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::support::{
     Host, OUTSIDE_V4, OUTSIDE_V6, Process, Server, THIS_V4, TOWPATH, Test, Towpath, command, echo,
+    retry,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -21,6 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("egress_bounded", &["python3", "dnsmasq"], bounded),
         Test::new("egress_delayed", &["python3"], delayed),
         Test::new("egress_quota", &["python3"], quota),
+        Test::new("egress_audit", &["python3"], audited),
         Test::new("egress_refused_at_start", &[], refused_at_start),
         Test::new(
             "egress_clients",
@@ -404,6 +406,59 @@ fn quota(host: &mut Host) {
     let denied = audit.lines().filter(|line| line.contains(r#""verdict":"deny""#));
     assert!(denied.clone().all(|line| line.contains(reason)) && denied.count() > 0, "{audit}");
     assert!(reported.contains("flows beyond the quota"), "{reported}");
+}
+
+/// Goal: a full audit is rotated, and one that was moved is opened again, by a confined process; no
+/// record is missing.
+fn audited(host: &mut Host) {
+    let id = "a".repeat(64);
+    let policy = format!("[egress]\n[[egress.rule]]\nid = '{id}'\naction = 'deny'\n");
+    let policy = host.write("policy.toml", policy);
+    // Each record has more than 160 bytes, so the first 450 fill a file.
+    let script = "import socket, sys\n\
+                  def denied():\n    \
+                  try: socket.create_connection((sys.argv[1], 5432), 60)\n    \
+                  except OSError: return 1\n\
+                  print('ready', sum(denied() for _ in range(450)), flush=True)\n\
+                  sys.stdin.read()\n\
+                  print(denied(), flush=True)\n";
+    let script = host.write("script.py", script);
+    let audit = host.file("audit.jsonl");
+    let options: Vec<OsString> = ["--egress".into(), policy.into(), "--audit".into()]
+        .into_iter()
+        .chain([audit.clone().into(), "--audit-size".into(), "64K".into()])
+        .collect();
+    let towpath = Towpath::new(options).found_by(host);
+    let words: [OsString; 3] = ["python3".into(), script.into(), OUTSIDE_V4.into()];
+    let mut process = Process::start_held(towpath.command(words));
+    process.wait_for_text("ready 450");
+    let rotated = host.file("audit.jsonl.1");
+    let lines =
+        |path: &PathBuf| std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
+    // The thread that writes may be behind.
+    retry("all lines of the audit", || (lines(&rotated) + lines(&audit) >= 450).then_some(()));
+    let moved = host.file("moved.jsonl");
+    std::fs::rename(&audit, &moved).expect("the audit");
+    let pid = process.pid().to_string();
+    let mut reopen = command(TOWPATH, ["policy", "reopen", &pid]);
+    reopen.env("XDG_RUNTIME_DIR", host.file(""));
+    Process::start(reopen).finish().success();
+    process.release();
+    let output = process.finish();
+    assert!(output.status.success(), "{output:?}");
+    let [first, second, last] = [rotated, moved, audit].map(|path| {
+        let text = std::fs::read_to_string(&path);
+        text.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    });
+    assert!(first.len() <= 64 << 10 && !last.is_empty(), "{} {last}", first.len());
+    let all = [first, second, last].concat();
+    assert!(all.lines().all(|line| line.starts_with('{') && line.ends_with('}')), "{all}");
+    let denied = all.lines().filter(|line| line.contains(r#""verdict":"deny""#)).count();
+    // A connection may have been denied more than once, if its error got lost.
+    let reported = output.stderr.lines().find_map(|line| line.split_once(": 0 allowed, "));
+    let reported = reported.and_then(|(_, rest)| rest.strip_suffix(" denied"));
+    assert_eq!(reported, Some(denied.to_string().as_str()), "{}", output.stderr);
+    assert!(denied >= 451 && !all.contains(r#""verdict":"lost""#), "{denied}");
 }
 
 /// Goal: a policy that is not valid starts nothing, and the message says what is wrong and where.

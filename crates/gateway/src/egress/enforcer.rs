@@ -178,6 +178,12 @@ impl Enforcer {
         }
     }
 
+    /// Makes the audit go on in the file that has its name now, after the user has moved the one
+    /// before. Returns false if there is no audit, or if it is too far behind.
+    pub fn reopen_audit(&self) -> bool {
+        self.state().audit.as_ref().is_some_and(Audit::reopen)
+    }
+
     /// Returns how many policies there have been. Flows of an earlier one are to be
     /// [reviewed](Self::review).
     pub fn generation(&self) -> u64 {

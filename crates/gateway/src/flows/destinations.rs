@@ -21,7 +21,7 @@ use towpath_net::time::Instant;
 use towpath_packet::sync::{AtomicUsize, Ordering};
 use towpath_packet::{Ledger, Packet, Site};
 
-/// Most destinations of datagrams that are remembered, about 150 bytes each. At the bound those of
+/// Most destinations of datagrams that are remembered, about 220 bytes each. At the bound those of
 /// the guest that wants another one are forgotten.
 const REMEMBERED_MAX: usize = 65_536;
 /// Most memory of a guest's conversations, in bytes: what their clients have said, and datagrams

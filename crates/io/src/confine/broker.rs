@@ -25,6 +25,7 @@ use rustix::thread::CapabilitySet;
 
 use super::give_up;
 use crate::endpoint;
+use crate::log_files::LogFiles;
 use crate::namespace::init::release_standard_streams;
 use crate::namespace::signals;
 use crate::outside::{self, Answer, Request, TEXT_BYTES_MAX, Wanted};
@@ -65,6 +66,8 @@ pub struct Duties {
     pub namespace: Option<PathBuf>,
     /// The lease file that it replaces.
     pub leases: Option<PathBuf>,
+    /// The log whose files it opens and renames.
+    pub log: Option<LogFiles>,
     /// Settings for a network of guests.
     pub guests: Option<Guests>,
 }
@@ -103,6 +106,10 @@ pub fn start(mut duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<()
     if let Some(leases) = duties.leases.take() {
         let keeper = Duties { leases: Some(leases), ..Duties::default() };
         outside::set_keeper(fork(keeper, None)?)?;
+    }
+    if let Some(log) = duties.log.take() {
+        let logger = Duties { log: Some(log), ..Duties::default() };
+        outside::set_logger(fork(logger, None)?)?;
     }
     outside::set(fork(duties, child)?)
 }
@@ -178,6 +185,7 @@ impl Broker<'_> {
             Wanted::Withdraw => self.withdraw(),
             Wanted::Leases => self.leases(file.ok_or(Errno::BADF)?, number),
             Wanted::LeaseLock => self.lease_lock(),
+            Wanted::Log => self.log(number),
             Wanted::Reopen => reopen(&file.ok_or(Errno::BADF)?),
             Wanted::Unlink => self.unlink(path),
             Wanted::Packet | Wanted::Xdp | Wanted::XdpProgram => {
@@ -254,6 +262,13 @@ impl Broker<'_> {
     fn lease_lock(&self) -> Result<Answer, Errno> {
         let path = self.duties.leases.as_ref().ok_or(Errno::PERM)?;
         let file = open_lock(path).map_err(|error| errno_of(&error))?;
+        Ok(Answer { file: Some(file.into()), ..Answer::default() })
+    }
+
+    fn log(&self, number: u64) -> Result<Answer, Errno> {
+        let log = self.duties.log.as_ref().ok_or(Errno::PERM)?;
+        let opened = if number == 0 { log.open() } else { log.rotate() };
+        let file = opened.map_err(|error| errno_of(&error))?;
         Ok(Answer { file: Some(file.into()), ..Answer::default() })
     }
 

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use towpath_gateway::config::parse_size;
+use towpath_gateway::egress::audit::FILE_BYTES_MIN;
 
 /// Which hosts outside may be reached.
 #[derive(Debug, Default, Args)]
@@ -35,4 +37,25 @@ pub(crate) struct EgressArguments {
     /// Append a line of JSON to FILE for each verdict about a flow, and for its end.
     #[arg(long, value_name = "FILE", help_heading = "Egress")]
     pub(crate) audit: Option<PathBuf>,
+
+    /// Begin another FILE of --audit once it has SIZE bytes, at least 64K; suffixes K, M, G. The
+    /// one before becomes FILE.1, that one FILE.2, and so on [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_audit_size, help_heading = "Egress",
+          requires = "audit")]
+    pub(crate) audit_size: Option<u64>,
+
+    /// Keep N older files of --audit, 0 to 99 [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=99),
+          help_heading = "Egress", requires = "audit")]
+    pub(crate) audit_files: Option<u32>,
+}
+
+fn parse_audit_size(text: &str) -> Result<u64, String> {
+    let size = parse_size(text).map_err(|error| error.to_string())? as u64;
+    match size >= FILE_BYTES_MIN {
+        true => Ok(size),
+        false => {
+            Err(format!("at least {FILE_BYTES_MIN} bytes are needed, more than is written at once"))
+        }
+    }
 }

@@ -62,6 +62,14 @@ pub(crate) enum PolicyAction {
         file: PathBuf,
     },
 
+    /// Make a running instance open the file of its --audit again, after you have moved it.
+    #[command(after_help = exit::HELP)]
+    Reopen {
+        /// The instance: the PID of a `towpath run`, `attach` or `up`.
+        #[arg(value_name = "PID", value_parser = parse_pid)]
+        pid: i32,
+    },
+
     /// Replace the policy of a running instance, which must have one. Open flows that the new
     /// policy denies end; the others continue.
     #[command(after_help = exit::HELP)]

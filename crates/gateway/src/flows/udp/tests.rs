@@ -451,7 +451,8 @@ fn what_clients_of_quic_say_is_bounded() {
     let mut file = File::from(
         rustix::fs::memfd_create("audit", rustix::fs::MemfdFlags::CLOEXEC).expect("a file"),
     );
-    let mut bench = greeted(Some(Audit::new(file.try_clone().expect("a file"), u64::MAX)));
+    let mut bench =
+        greeted(Some(Audit::new(file.try_clone().expect("a file"), u64::MAX, |_| unreachable!())));
     // One byte at 16,000 of the stream, which takes about 32 KiB. Padding makes a sample.
     let mut frames = vec![6, 0x7e, 0x80, 1, 7];
     frames.resize(40, 0);

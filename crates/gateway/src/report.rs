@@ -1,7 +1,8 @@
 //! Counters of a worker, for people and for tests.
 
-use crate::egress::enforcer::{Bound, Enforcer, Summary};
+use crate::egress::enforcer::Enforcer;
 use crate::egress::meter::Metered;
+use crate::egress::summary::{Bound, Summary};
 use crate::flows::{Gateway, GatewayCounters, LentNow, LentToHost};
 use crate::native::NativeCounters;
 use std::fmt;

@@ -47,9 +47,9 @@ impl Attached {
     }
 }
 
-/// Attaches a container. If this fails, nothing of it is left in the network; a process that may not
-/// return from the container's namespaces leaves that to the engine, which detaches what could not
-/// be attached.
+/// Attaches a container. If this fails, nothing of it is left in the network; a process that may
+/// not return from the container's namespaces leaves that to the engine, which detaches what could
+/// not be attached.
 pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
     let Wanted { key, interface, member, .. } = wanted;
     let network = Network::running(wanted.network.as_deref())?;

@@ -61,8 +61,8 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// Parses only what is needed to remove containers: a configuration with which none can be added
-    /// must not keep others from being removed.
+    /// Parses only what is needed to remove containers: a configuration with which none can be
+    /// added must not keep others from being removed.
     pub(super) fn for_removal(value: Value) -> Result<Self, Error> {
         let mut fields = Fields::of(value, "").map_err(invalid)?;
         Ok(Self {

@@ -55,7 +55,7 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
         Some(Value::String(text)) => text,
         Some(value) => format!("{value}\n"),
     };
-    // An engine that has closed the pipe is told by the exit code.
+    // An engine that has closed the pipe sees the exit code.
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => code,
         Err(_) => ExitCode::FAILURE,

@@ -69,8 +69,8 @@ fn configure_here(name: &str, settings: &Settings) -> Result<Vec<Address>, Netli
     let mut netlink = Netlink::open()?;
     netlink.loopback_up()?;
     let index = netlink.link_index(name)?;
-    // Router advertisements would add addresses that the engine does not know of. Without IPv6 there
-    // is no such file.
+    // Router advertisements would add addresses that the engine does not know of. Without IPv6
+    // there is no such file.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0");
     let Settings { mac, mtu, addresses } = settings;
     let (mac, mtu) = (Some(mac.0), Some(*mtu));

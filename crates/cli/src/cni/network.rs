@@ -31,7 +31,7 @@ pub(super) struct Network {
     path: PathBuf,
 }
 
-/// What guests are told about a network.
+/// What guests learn about a network by DHCP and router advertisements.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Description {
     pub(super) mtu: u16,
@@ -107,7 +107,7 @@ impl Network {
         })
     }
 
-    /// Returns what guests are told about it.
+    /// Returns what guests learn about it.
     pub(super) fn describe(&self) -> Result<Description, Error> {
         let value = ask::ask(&self.path, "GET", api::NETWORK, None)?;
         let read = describe(&value);
@@ -238,8 +238,8 @@ impl Network {
             let (wanted, is) = (specs.len() as u64, count(protocol));
             if is < wanted {
                 return wrong(format!(
-                    "{is} {protocol} ports are published for port {port} of the container; expected \
-                     {wanted}"
+                    "{is} {protocol} ports are published for port {port} of the container; \
+                     expected {wanted}"
                 ));
             }
         }
@@ -274,7 +274,7 @@ impl Network {
 }
 
 impl State {
-    /// Returns the operations that remove what there is of a port.
+    /// Returns the operations that remove a port with its leases and published ports.
     fn removal(&self, port: &str) -> Vec<Value> {
         let has = |of: &Value, list: &str, key: &str| all(of, list).any(|one| one[key] == port);
         let mut operations = Vec::new();
@@ -474,7 +474,7 @@ mod tests {
         }
     }
 
-    /// Goal: an address of the pool that nobody has, wherever the search begins; given addresses
+    /// Goal: an address of the pool that no guest has, wherever the search begins; given addresses
     /// come before.
     #[test]
     fn addresses_are_chosen() {

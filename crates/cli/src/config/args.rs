@@ -364,8 +364,8 @@ pub(crate) enum AddOrDel {
 /// addresses, each; 0 for no limit [default: 10000, 20000 and 20000]. `mtu N`: largest IP packet to
 /// the machine, which gets a smaller one than the network's by DHCP. `link up|down`: with the link
 /// down, no packet passes, and a vhost-user port has no connection; QEMU, with `reconnect=1`,
-/// reports that to the machine. `egress no`: the policy of the network is for the machine, not one of
-/// its own. `queue-pairs N`: with `add` only. `set` leaves others unchanged.
+/// reports that to the machine. `egress no`: the policy of the network is for the machine, not one
+/// of its own. `queue-pairs N`: with `add` only. `set` leaves others unchanged.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {

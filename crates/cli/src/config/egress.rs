@@ -15,8 +15,8 @@ use towpath_io::outside;
 use crate::config::args::EgressArguments;
 use crate::config::policy_file;
 
-/// Returns what carries out the policy of the options, or else `of_file`, or those of ports if there
-/// are some; `None` if there is no policy.
+/// Returns what carries out the policy of the options, or else `of_file`, or those of ports if
+/// there are some; `None` if there is no policy.
 ///
 /// # Errors
 /// An option or the file is not valid, or the audit cannot be written: nothing may start then.

@@ -1,9 +1,9 @@
 //! The counters of an instance as JSON; the manual page describes the names.
 
 use serde_json::{Map, Value, json};
-use towpath_gateway::egress::enforcer::{Bound, Summary};
 use towpath_gateway::egress::meter::Metered;
 use towpath_gateway::egress::policies::ByRule;
+use towpath_gateway::egress::summary::{Bound, Summary};
 use towpath_gateway::flows::LentToHost;
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;

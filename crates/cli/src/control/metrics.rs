@@ -4,7 +4,7 @@
 
 use std::fmt::{Display, Write as _};
 
-use towpath_gateway::egress::enforcer::{Bound, Summary};
+use towpath_gateway::egress::summary::{Bound, Summary};
 use towpath_gateway::native::NativeCounters;
 use towpath_gateway::network::{Attachment, NetworkReport};
 use towpath_gateway::report::{Report, WorkerShare};

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use rustix::io::Errno;
 use towpath_gateway::flows::allow_many_files;
-use towpath_gateway::network::{Attachment, LeasesFound, Network, Operation, TransactionError};
+use towpath_gateway::network::{
+    Attachment, EvpnSettings, LeasesFound, Network, Operation, TransactionError,
+};
 use towpath_gateway::services::Services;
 use towpath_gateway::worker::Worker;
 use towpath_io::confine::Mode;
@@ -92,11 +94,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     // They inherit the confinement of this thread.
     worker.begin().context("cannot start the workers of the network")?;
     if let Some(settings) = evpn {
-        let tell = move |neighbor, news: &dyn Display| {
-            messages.notice(format_args!("BGP neighbor {neighbor}: {news}"));
-        };
-        let started = worker.inside_mut().start_evpn(&settings, Box::new(tell));
-        started.context("cannot start EVPN")?;
+        start_evpn(worker.inside_mut(), &settings, messages)?;
     }
     let end = departure.as_ref().map(AsFd::as_fd);
     serve(&mut worker, &mut captures, (&signals, end), control, &messages)?;
@@ -112,6 +110,18 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         ));
     }
     Ok(Ending::Code(0))
+}
+
+/// Starts the BGP speaker, which reports its neighbors' states as messages.
+fn start_evpn(
+    network: &mut Network,
+    settings: &EvpnSettings,
+    messages: Messages,
+) -> anyhow::Result<()> {
+    let tell = move |neighbor, news: &dyn Display| {
+        messages.notice(format_args!("BGP neighbor {neighbor}: {news}"));
+    };
+    network.start_evpn(settings, Box::new(tell)).context("cannot start EVPN")
 }
 
 /// Takes over the connected sockets that options name.

@@ -155,7 +155,7 @@ fn a_device_that_does_not_come_is_missed() {
     assert_eq!(network.names(), ["a", "b"]);
 }
 
-/// Goal: what guests are told about a network without services is its MTU.
+/// Goal: what guests learn about a network without services is its MTU.
 #[test]
 fn a_network_describes_itself() {
     let network = Network::start("described");

@@ -14,8 +14,8 @@ const EVERYBODY: [u8; 6] = [0xff; 6];
 /// A type of frames that nothing knows (IEEE 802, for experiments).
 const UNKNOWN: [u8; 2] = [0x88, 0xb5];
 
-/// Asks the gateway, and returns the frames that came before its answer. What was sent to this guest
-/// before it asked is among them, as its frames come in order.
+/// Asks the gateway, and returns the frames that came before its answer. What was sent to this
+/// guest before it asked is among them, as its frames come in order.
 fn heard(guest: &mut Guest, own: Ipv4Addr) -> Vec<Vec<u8>> {
     guest.send(&arp_frame(EVERYBODY, guest.mac, &arp(1, guest.mac, own, [0; 6], GATEWAY)));
     let mut frames = Vec::new();
@@ -52,7 +52,7 @@ fn isolated_guests_reach_the_gateway_alone() {
         arp_frame(its, mine, &arp(2, mine, GATEWAY, its, at_b)),
         ethernet(its, mine, UNKNOWN, b"something else"),
         ethernet(EVERYBODY, mine, UNKNOWN, b"something else"),
-        // To a station that nobody has, in a frame with a tag.
+        // To a station that no guest is, in a frame with a tag.
         ethernet([2, 0, 0, 0, 0, 99], mine, UNKNOWN, b"to whom it may concern"),
         ethernet(its, mine, [0x81, 0], &[0, 1, 8, 0, 0x45, 0]),
     ] {

@@ -104,8 +104,8 @@ fn counts(allowed: u64, denied: u64) -> serde_json::Value {
     json!({ "allowed": allowed, "denied": denied })
 }
 
-/// Bad input: policies that nothing would carry out, that are wrong, or for ports that are not there;
-/// nothing changes.
+/// Bad input: policies that nothing would carry out, that are wrong, or for ports that are not
+/// there; nothing changes.
 #[test]
 fn policies_of_ports_are_refused_where_they_cannot_hold() {
     let network = Network::start("port-policies-wrong", "", &[]);

@@ -276,7 +276,7 @@ fn refused(engine: &Engine, container: &Container) {
         (json!({ "settings": { "vlan": 4095 } }), "'vlan'"),
         (json!({ "settings": { "mtu": 1 } }), "'mtu'"),
         (
-            json!({ "runtimeConfig": { "portMappings": [mapping(PUBLISHED), mapping(PUBLISHED)] } }),
+            json!({ "runtimeConfig": { "portMappings": vec![mapping(PUBLISHED); 2] } }),
             "given twice",
         ),
     ] {

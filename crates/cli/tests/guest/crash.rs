@@ -68,8 +68,8 @@ pub(crate) fn of_the_network() {
     up.finish();
 }
 
-/// A transfer between two machines continues while other ports are added, changed and removed, first
-/// with one worker, then with two.
+/// A transfer between two machines continues while other ports are added, changed and removed,
+/// first with one worker, then with two.
 pub(crate) fn of_other_ports() {
     let up = Up::start("ports", &[("--vhost-user", "one"), ("--vhost-user", "two")]);
     let mut one = Machine::boot(&up.socket("one"), 1, ",mac=02:00:00:00:00:01");

@@ -3,8 +3,9 @@
 //!
 //! An operation is one of:
 //! - `{"add": NAME, KIND, SETTINGS}`, where `KIND` is one of `"vhost-user": PATH`,
-//!   `"vhost-user-client": PATH`, `"stream": PATH`, `"tap": true` and `"tap-fd": true`. The last is a
-//!   TAP device whose descriptor comes with the request (SCM_RIGHTS), which can have one.
+//!   `"vhost-user-client": PATH`, `"stream": PATH`, `"tap": true`, `"tap-fd": true`, `"packet":
+//!   IFACE`, `"xdp": SETTINGS` and `"vxlan": SETTINGS`. `"tap-fd"` is a TAP device whose descriptor
+//!   comes with the request (SCM_RIGHTS), which can have one.
 //! - `{"del": NAME}`
 //! - `{"set": NAME, SETTINGS}`
 //! - `{"add-lease": {CLIENT, ...}}`, where `CLIENT` is one of `"port": NAME`, `"mac": MAC`,

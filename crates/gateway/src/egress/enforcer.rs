@@ -9,13 +9,15 @@ use crate::egress::audit::{Audit, Record};
 use crate::egress::dns::{self, Refusal, Response};
 use crate::egress::greeting::Greeting;
 use crate::egress::learned::Learned;
-use crate::egress::meter::{AllMeters, Metered, Meters};
+use crate::egress::meter::{AllMeters, Meters};
 use crate::egress::name::Name;
+use crate::egress::own::OwnAddresses;
 use crate::egress::pins::{Guest, Pins};
 use crate::egress::places::{Bucket, Place, Places, Scope};
-use crate::egress::policies::{ByRule, Policies};
+use crate::egress::policies::Policies;
 use crate::egress::policy::{Policy, PolicyError, Reason, RuleNumber, Verdict};
 use crate::egress::rule::{Action, FlowTo};
+use crate::egress::summary::{Counters, Summary, bounds};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
@@ -23,14 +25,9 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use towpath_io::socket::UdpSocket;
 use towpath_net::time::Instant;
 use towpath_packet::sync::{AtomicU64, Ordering};
 
-/// How long it is known whether an address is one of this host.
-const OWN_KNOWN: Duration = Duration::from_secs(1);
-/// Addresses of which that is known.
-const OWN_MAX: usize = 1024;
 /// Questions that a guest may ask at once, and in a second. A package manager asks a few hundred.
 const QUESTIONS_BURST: u32 = 500;
 const QUESTIONS_PER_SECOND: u32 = 100;
@@ -48,54 +45,11 @@ struct State {
     policies: Policies,
     counters: Counters,
     pins: Pins,
-    own: Own,
+    own: OwnAddresses,
     places: Places,
     meters: AllMeters,
     /// How many questions each guest may ask.
     questions: HashMap<Guest, Bucket>,
-}
-
-/// Counters of an enforcer. Their names are those of reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Flows that were allowed.
-    pub allowed: u64,
-    /// Flows that were denied.
-    pub denied: u64,
-    /// Questions to resolvers that were refused.
-    pub questions_refused: u64,
-    /// Answers of resolvers that were not passed on: they lead to a closed address, or are no
-    /// answers.
-    pub answers_refused: u64,
-    /// Records that are missing from the audit.
-    pub audit_lost: u64,
-}
-
-/// What an enforcer has done so far.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Summary {
-    /// How many policies there have been, those of ports included.
-    pub generation: u64,
-    /// Counters since the start.
-    pub counters: Counters,
-    /// Flows that the rules of the present policy for all guests have judged.
-    pub by_rule: ByRule,
-    /// The same for each port that has a policy of its own, by the port's name.
-    pub by_ports: Vec<(String, ByRule)>,
-    /// What bounds of bytes have done: those of the present policy for all guests, then those of
-    /// ports with a policy of their own.
-    pub bounds: Vec<Bound>,
-}
-
-/// What a bound of bytes has done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
-    /// The port whose own policy has it; `None` for that of all guests.
-    pub port: Option<String>,
-    /// The `id` of its rule; `*` for that of all flows of a guest.
-    pub id: String,
-    /// What it has done.
-    pub done: Metered,
 }
 
 /// The verdict about a flow.
@@ -170,7 +124,7 @@ impl Enforcer {
             policies: Policies::new(policy),
             counters: Counters::default(),
             pins: Pins::default(),
-            own: HashMap::new(),
+            own: OwnAddresses::default(),
             places: Places::default(),
             meters: AllMeters::default(),
             questions: HashMap::new(),
@@ -203,8 +157,8 @@ impl Enforcer {
         self.state().audit.as_ref().is_some_and(Audit::reopen)
     }
 
-    /// Returns how many policies there have been, those of ports included. Flows of an earlier one are to be
-    /// [reviewed](Self::review).
+    /// Returns how many policies there have been, those of ports included. Flows of an earlier one
+    /// are to be [reviewed](Self::review).
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -255,7 +209,7 @@ impl Enforcer {
             counters: Counters { audit_lost, ..state.counters },
             by_rule: state.policies.judged(),
             by_ports: state.policies.judged_by_ports(),
-            bounds: state.bounds(),
+            bounds: bounds(&state.policies, &state.meters),
         }
     }
 
@@ -266,7 +220,7 @@ impl Enforcer {
         let generation = self.generation();
         let mut admission = Admission::new(guest, to, generation, now);
         let Some(policy) = state.policies.of(guest) else { return Decision::Allow(admission) };
-        let is_own = is_own(&mut state.own, SocketAddr::new(to.address, to.port), now);
+        let is_own = state.own.ask(SocketAddr::new(to.address, to.port), now);
         let names = state.pins.names(guest, to.address, now);
         let verdict = policy.judge(to, names, is_own, unix_time());
         if let Some((learned, _)) = &mut state.learned {
@@ -342,7 +296,7 @@ impl Enforcer {
             state.keep(admission, now);
             return true;
         };
-        let is_own = is_own(&mut state.own, SocketAddr::new(to.address, to.port), now);
+        let is_own = state.own.ask(SocketAddr::new(to.address, to.port), now);
         let verdict = match &admission.name {
             Some(name) => policy.judge_named(to, name, [name].into_iter(), is_own, time),
             None => {
@@ -543,8 +497,7 @@ impl State {
         let Some(policy) = self.policies.of(*guest) else { return Verdict::Allow(None) };
         // The names of the address when the flow began: an answer may end while it greets.
         let names = self.pins.names(*guest, to.address, admission.begun);
-        let is_own =
-            self.own.get(&to.address).is_some_and(|(is_own, until)| *is_own && *until > now);
+        let is_own = self.own.is_known(to.address, now);
         policy.judge_named(*to, name, names, is_own, unix_time())
     }
 
@@ -594,23 +547,6 @@ impl State {
         admission.meters.set([of_all, of_rule]);
     }
 
-    /// Returns what bounds of bytes have done.
-    fn bounds(&self) -> Vec<Bound> {
-        let of_policy = |(owner, policy): (Guest, &Policy)| {
-            let rules = policy.rules().iter().zip(0..);
-            let bounded = rules.filter(|(rule, _)| rule.limits.bound_bytes());
-            let rules = bounded.map(|(rule, number)| (rule.id.clone(), Scope::Rule(Some(number))));
-            let all = policy.limits().bound_bytes().then(|| ("*".to_owned(), Scope::Guest));
-            let bound = |(id, scope)| Bound {
-                port: self.port_name(owner),
-                id,
-                done: self.meters.metered(owner, scope),
-            };
-            all.into_iter().chain(rules).map(bound).collect::<Vec<_>>()
-        };
-        self.policies.each().into_iter().flat_map(of_policy).collect()
-    }
-
     /// Counts an open flow under the bounds of a new policy.
     fn keep(&mut self, admission: &mut Admission, now: Instant) {
         self.meter(admission, Some(admission.rule));
@@ -640,27 +576,6 @@ impl State {
         let bucket = bucket.or_insert_with(|| Bucket::full(QUESTIONS_BURST, now));
         bucket.take(QUESTIONS_PER_SECOND, QUESTIONS_BURST, now)
     }
-}
-
-/// What is known of addresses of this host, and until when.
-type Own = HashMap<IpAddr, (bool, Instant)>;
-
-/// Returns true if an address is one of this host: a socket that is connected to it has the same
-/// address. Connecting a datagram socket sends nothing.
-fn is_own(own: &mut Own, address: SocketAddr, now: Instant) -> bool {
-    let known = own.get(&address.ip()).filter(|(_, until)| *until > now);
-    if let Some((is_own, _)) = known {
-        return *is_own;
-    }
-    if own.len() >= OWN_MAX {
-        own.clear();
-    }
-    // Any port serves; echo requests have none.
-    let to = SocketAddr::new(address.ip(), address.port().max(1));
-    let local = UdpSocket::connect(to).and_then(|socket| socket.local());
-    let is_own = local.is_ok_and(|local| local.ip() == address.ip());
-    own.insert(address.ip(), (is_own, now + OWN_KNOWN));
-    is_own
 }
 
 /// Returns seconds since 1970-01-01 UTC.

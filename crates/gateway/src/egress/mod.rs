@@ -1,7 +1,8 @@
 //! Which destinations a network may reach.
 //!
-//! Order of the modules: `name` and `address`, `rule`, `index`, `resolvers`, `pins`, `policy`,
-//! `policies`, `places`, `meter`, `greeting`, `learned`, `audit`, `dns`, `enforcer`.
+//! Order of the modules: `name` and `address`, `rule`, `index`, `resolvers`, `own`, `pins`,
+//! `policy`, `policies`, `places`, `meter`, `greeting`, `learned`, `audit`, `dns`, `summary`,
+//! `enforcer`.
 
 pub mod address;
 pub mod audit;
@@ -12,9 +13,11 @@ mod index;
 mod learned;
 pub mod meter;
 pub mod name;
+mod own;
 pub mod pins;
 mod places;
 pub mod policies;
 pub mod policy;
 mod resolvers;
 pub mod rule;
+pub mod summary;

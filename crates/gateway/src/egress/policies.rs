@@ -67,7 +67,8 @@ impl Policies {
         self.ruled(guest).map(|ruled| &ruled.policy)
     }
 
-    /// Returns the guest if its port has a policy of its own, `None` if that of all guests judges it.
+    /// Returns the guest if its port has a policy of its own, `None` if that of all guests judges
+    /// it.
     pub(super) fn owner(&self, guest: Guest) -> Guest {
         guest.filter(|port| self.ports.get(port).is_some_and(|port| port.own.is_some()))
     }

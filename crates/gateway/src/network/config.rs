@@ -131,9 +131,9 @@ impl fmt::Display for Attachment {
     }
 }
 
-/// The descriptor of a TAP device that another process made and attached with `IFF_TAP | IFF_NO_PI |
-/// IFF_VNET_HDR`. It comes after the text that asks for the port. Clones share it, and the first one
-/// to take it has it.
+/// The descriptor of a TAP device that another process made and attached with `IFF_TAP | IFF_NO_PI
+/// | IFF_VNET_HDR`. It comes after the text that asks for the port. Clones share it, and the first
+/// one to take it has it.
 #[derive(Clone, Debug, Default)]
 pub struct PassedTap(Arc<Mutex<Option<OwnedFd>>>);
 

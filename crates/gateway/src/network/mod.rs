@@ -179,8 +179,8 @@ impl Network {
         self.services = Some(services);
     }
 
-    /// Sets what carries out policies: that of the gateway. Without it, ports cannot have a policy of
-    /// their own.
+    /// Sets what carries out policies: that of the gateway. Without it, ports cannot have a policy
+    /// of their own.
     pub fn set_egress(&mut self, egress: Option<Arc<Enforcer>>) {
         self.egress = egress;
     }
@@ -357,19 +357,6 @@ impl Network {
     /// Returns the number of ports, without the gateway's.
     pub fn port_count(&self) -> usize {
         self.members.iter().flatten().count()
-    }
-
-    /// Returns the counters so far.
-    pub fn report(&self, now: Instant) -> NetworkReport {
-        let (ports, gateway) = self.figures(&self.other_reports());
-        NetworkReport {
-            workers: self.worker_count(),
-            ports,
-            gateway,
-            gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
-            stations: self.switch.stations(now).count(),
-            services: self.services.as_ref().map(Services::counters),
-        }
     }
 
     /// Checks that something carries out the policy of a port.

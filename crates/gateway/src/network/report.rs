@@ -8,11 +8,13 @@ use towpath_io::uplink::{UplinkCounters, Way};
 use towpath_io::vhost_user::virtq::TransmitCounters;
 use towpath_io::vhost_user::{Refusals, VhostUserCounters};
 use towpath_net::switch::PortCounters;
+use towpath_net::time::Instant;
 use towpath_packet::Caps;
 
+use super::Network;
 use super::config::{Attachment, PortSettings};
 use super::vxlan::VxlanCounters;
-use crate::services;
+use crate::services::{self, Services};
 
 /// A copy of all counters at one moment.
 #[derive(Clone, Debug)]
@@ -225,4 +227,19 @@ fn fmt_counters(counters: &PortCounters, f: &mut fmt::Formatter<'_>) -> fmt::Res
         write!(f, "\n  dropped         {} {count}", reason.name())?;
     }
     Ok(())
+}
+
+impl Network {
+    /// Returns the counters so far.
+    pub fn report(&self, now: Instant) -> NetworkReport {
+        let (ports, gateway) = self.figures(&self.other_reports());
+        NetworkReport {
+            workers: self.worker_count(),
+            ports,
+            gateway,
+            gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
+            stations: self.switch.stations(now).count(),
+            services: self.services.as_ref().map(Services::counters),
+        }
+    }
 }

@@ -99,8 +99,8 @@ pub enum OperationError {
     /// The number of workers was not changed.
     #[error(transparent)]
     Workers(#[from] WorkersError),
-    /// All operations of the transaction were made, but the worker of a removed port did not answer.
-    /// The port is no longer part of the network.
+    /// All operations of the transaction were made, but the worker of a removed port did not
+    /// answer. The port is no longer part of the network.
     #[error(
         "all changes were made, but port '{name}' may still hold its socket or device: {error}"
     )]

@@ -1,3 +1,5 @@
+//! Tests of the configuration: what is read, and what each mistake is reported as.
+
 use super::*;
 use serde_json::json;
 

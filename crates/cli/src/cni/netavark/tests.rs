@@ -1,3 +1,5 @@
+//! Tests of the plugin of netavark: requests, answers and mistakes.
+
 use super::*;
 
 fn call(verb: &str, input: &Value) -> Result<Option<Value>, Value> {

@@ -1,3 +1,5 @@
+//! Tests of the protocol of CNI: verbs, versions, results and errors.
+
 use super::*;
 use crate::cni::namespace::Address;
 use crate::cni::network::{Description, Version};

@@ -17,8 +17,8 @@ pub(crate) struct MachineArguments {
     #[arg(long, value_name = "NAME=N", value_parser = parse_connection, help_heading = "Ports")]
     pub(crate) vhost_user_fd: Vec<(String, i32)>,
 
-    /// Serve the control socket at PATH, too, for this user and root alone. A socket that no process
-    /// listens on is replaced; towpath removes the socket when it ends.
+    /// Serve the control socket at PATH, too, for this user and root alone. A socket that no
+    /// process listens on is replaced; towpath removes the socket when it ends.
     #[arg(long, value_name = "PATH", help_heading = "Process")]
     pub(crate) control_socket: Option<PathBuf>,
 

@@ -23,8 +23,8 @@ pub(crate) struct PolicyArguments {
 /// What `towpath policy` does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyAction {
-    /// Check a policy file, or the policies of a network file: print the rules, or what is wrong and
-    /// where.
+    /// Check a policy file, or the policies of a network file: print the rules, or what is wrong
+    /// and where.
     #[command(after_help = exit::HELP)]
     Check {
         /// The file (TOML).

@@ -1,8 +1,9 @@
 //! An enforcer, asked as a gateway asks it.
 
 use super::*;
-use crate::egress::meter::{Direction, Grant};
+use crate::egress::meter::{Direction, Grant, Metered};
 use crate::egress::rule::{Check, Destination, Limits, Rule};
+use crate::egress::summary::Bound;
 
 fn rule(id: &str, to: &str, check: Check) -> Rule {
     Rule {
@@ -345,8 +346,8 @@ fn guests_without_a_policy_are_not_judged() {
     assert!(!enforcer.review(&mut open, at(0)));
 }
 
-/// Goal: a flow to an address that had a name when it began stays allowed, also long after the answer
-/// has ended.
+/// Goal: a flow to an address that had a name when it began stays allowed, also long after the
+/// answer has ended.
 #[test]
 fn names_of_open_flows_outlast_their_answers() {
     let rules = || vec![rule("git", "a.example", Check::Dns)];

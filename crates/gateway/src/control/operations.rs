@@ -21,7 +21,7 @@
 //! none: any), `"router": BOOL`, `"flood-rate": N` (packets per second of each kind that it may
 //! send to more than one station; 0: no limit), `"mtu": N` (largest IP packet to the station),
 //! `"link": "up"` or `"down"`, `"egress": {...}` (a policy of its own, see
-//! [`egress`](super::egress)) or `false`, and for a new port `"queue-pairs": N`.
+//! [`egress`]) or `false`, and for a new port `"queue-pairs": N`.
 //!
 //! Limit: [`OPERATIONS_MAX`].
 

@@ -5,7 +5,7 @@
 //! many.
 //!
 //! The file is rotated when it is full: the caller's function opens another one, and may wait for a
-//! disk. What cannot be written is lost and counted, and tried again after [`RETRY`].
+//! disk. What cannot be written is lost and counted, and tried again after `RETRY`.
 
 use crate::egress::name::Name;
 use crate::egress::rule::FlowTo;
@@ -83,8 +83,8 @@ pub(super) struct Record {
 }
 
 impl Audit {
-    /// Makes an audit in `file`, up to a size of `most` bytes. Then, and after
-    /// [reopen](Self::reopen), it goes on with the file that `open` returns, on its own thread.
+    /// Makes an audit in `file`, up to a size of `most` bytes. Then, and after reopen, it goes on
+    /// with the file that `open` returns, on its own thread.
     pub fn new(
         file: File,
         most: u64,

@@ -1,7 +1,7 @@
 //! Meters bytes under bounds: bandwidths, and quotas of bytes.
 //!
 //! A policy bounds the bytes of each guest, and a rule those of the flows that it allows to each
-//! guest. All flows under one bound share its [`Meter`], on whichever worker they are. A flow looks
+//! guest. All flows under one bound share its `Meter`, on whichever worker they are. A flow looks
 //! at its meters before it moves bytes, and counts afterwards: a load and an atomic change for each
 //! call of a socket, no lock. Workers that look at the same time may move more than is left; see
 //! [`Tokens`] for bandwidths. A quota is exceeded by at most one call for each worker beyond the

@@ -201,7 +201,7 @@ fn wrong_values_end_with_2_and_name_the_right_ones() {
         (&["port", "set", "a", "queue-lne", "3"], "did you mean 'queue-len'?"),
         (&["port", "set", "a", "queue-pairs", "2"], "only when the port is added"),
         (&["port", "set", "a", "isolated", "maybe"], "yes or no), got 'maybe'"),
-        (&["port", "add", "a"], "vhost-user, vhost-user-client, stream, tap, packet and xdp, got"),
+        (&["port", "add", "a"], "stream, tap, tap-fd, packet, xdp and vxlan, got"),
         (&["lease", "add", "web"], "expected KEY=VALUE, got 'web'"),
         (&["lease", "add", "port=a,port=b"], "key 'port' is given twice"),
         (&["lease", "add", "ipv4=10.0.2.9"], "expected one of port, mac, client-id and duid"),

@@ -161,7 +161,7 @@ fn attachment(name: &str, fields: &mut Fields) -> Result<Attachment, Wrong> {
     match (found.next(), found.next()) {
         (Some(attachment), None) => Ok(attachment),
         _ => Err(fields.all_wrong(format!(
-            "port '{name}': expected one of vhost-user, vhost-user-client, stream, tap, \\
+            "port '{name}': expected one of vhost-user, vhost-user-client, stream, tap, \
              tap-fd, packet, xdp and vxlan, got {given}"
         ))),
     }

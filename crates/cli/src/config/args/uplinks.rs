@@ -51,7 +51,7 @@ pub(crate) struct PortUplink {
     pub(crate) xdp: Option<XdpSettings>,
 
     /// With add: a port that leads to other hosts in UDP datagrams (VXLAN):
-    /// VNI:remote=ADDR[,remote=ADDR]...[,local=ADDR][,port=N][,learn=yes|no].
+    /// VNI:remote=ADDR[,remote=ADDR]... [,local=ADDR][,port=N][,learn=yes|no], without the space.
     #[arg(long, value_name = "SETTINGS",
           conflicts_with_all = ["vhost_user", "vhost_user_client", "stream", "tap", "xdp",
                                 "packet"])]

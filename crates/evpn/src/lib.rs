@@ -1,5 +1,5 @@
-//! A BGP speaker for EVPN over VXLAN: tells other hosts which stations are here, and learns which
-//! are there.
+//! A BGP speaker for EVPN over VXLAN: it announces the stations of this host, and learns those of
+//! other hosts.
 //!
 //! [`Speaker`] is the whole of it. This crate does no I/O and reads no clock: bytes of neighbours,
 //! stations of this host and `now` go in; bytes for neighbours, changes for the data plane and the

@@ -169,7 +169,7 @@ fn start_in<W: AsRef<str>>(there: &Namespace, words: &[W]) -> Process {
     Process::start(command("nsenter", [namespace].into_iter().chain(words)))
 }
 
-/// Ends a daemon without a word to its neighbours.
+/// Kills a daemon, so that it sends nothing to its neighbours before it ends.
 fn kill(daemon: Process) {
     daemon.signal(Signal::KILL);
     daemon.finish();

@@ -148,14 +148,14 @@ struct Writer {
     /// No file is opened before then.
     retry_at: Duration,
     lost: Arc<AtomicU64>,
-    /// How many missing records the file tells of.
-    told: u64,
+    /// Lost records that lines of the file report.
+    reported: u64,
 }
 
 impl Writer {
     fn new(mut log: Log, lost: Arc<AtomicU64>) -> Self {
         let written = length(&mut log.file);
-        Self { log, written, is_torn: false, retry_at: Duration::ZERO, lost, told: 0 }
+        Self { log, written, is_torn: false, retry_at: Duration::ZERO, lost, reported: 0 }
     }
 
     fn write_all(mut self, entries: &Receiver<Entry>) {
@@ -187,15 +187,15 @@ impl Writer {
     /// Writes lines. Those that cannot be written are lost.
     fn write(&mut self, text: &str, count: u64, at: Duration) {
         let lost = self.lost.load(Ordering::Relaxed);
-        if count == 0 && lost == self.told {
+        if count == 0 && lost == self.reported {
             return;
         }
         let mut all = String::new();
         if self.is_torn {
             all.push('\n');
         }
-        if lost > self.told {
-            all.push_str(&missing(lost - self.told, at));
+        if lost > self.reported {
+            all.push_str(&missing(lost - self.reported, at));
         }
         all.push_str(text);
         if self.written > 0 && self.written + all.len() as u64 > self.log.most {
@@ -205,7 +205,7 @@ impl Writer {
         match fits.then(|| self.log.file.write_all(all.as_bytes())) {
             Some(Ok(())) => {
                 self.written += all.len() as u64;
-                (self.told, self.is_torn) = (lost, false);
+                (self.reported, self.is_torn) = (lost, false);
             }
             failed => {
                 if failed.is_some() {
@@ -400,9 +400,9 @@ mod tests {
     }
 
     /// Goal: while no other file can be opened, the present one stays within its bound and what is
-    /// missing is counted; later a line tells how much. Not each line tries again.
+    /// missing is counted; a later line reports how much. Not each line tries again.
     #[test]
-    fn missing_lines_are_told() {
+    fn missing_lines_are_reported() {
         let tries = Arc::new(AtomicU64::new(0));
         let counted = tries.clone();
         let opens = move |_| counted.fetch_add(1, Ordering::Relaxed) > 0;
@@ -412,9 +412,9 @@ mod tests {
         }
         assert_eq!((files.texts().len(), tries.load(Ordering::Relaxed)), (1, 1));
         writer.write("after\n", 1, secs(6));
-        let told = "{\"time\":6.000,\"verdict\":\"lost\",\"records\":3}\n";
-        assert_eq!(files.texts(), ["1234567\n".to_owned(), format!("{told}after\n")]);
-        assert_eq!((writer.lost.load(Ordering::Relaxed), writer.told), (3, 3));
+        let reported = "{\"time\":6.000,\"verdict\":\"lost\",\"records\":3}\n";
+        assert_eq!(files.texts(), ["1234567\n".to_owned(), format!("{reported}after\n")]);
+        assert_eq!((writer.lost.load(Ordering::Relaxed), writer.reported), (3, 3));
     }
 
     /// Goal: a reopened file gets the lines that follow, and the one before those that precede.
@@ -432,7 +432,7 @@ mod tests {
     }
 
     /// Goal: records go through the thread, which has written them all when the audit is dropped;
-    /// those from before its start are lost, and the file tells so.
+    /// those from before its start are lost, and the file reports that.
     #[test]
     fn the_thread_writes_all() {
         let files = Files::default();

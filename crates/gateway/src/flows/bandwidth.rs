@@ -53,7 +53,7 @@ impl<T> Lines<T> {
         self.first_at = Some(self.first_at.map_or(line.at, |first| first.min(line.at)));
     }
 
-    /// Returns when [`take_due`](Self::take_due) is next due.
+    /// Returns when streams may go on, or an earlier time.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.first_at
     }

@@ -226,8 +226,8 @@ impl Gateway {
         }
     }
 
-    /// Asks the policy about a new flow; reports to the program that it is denied.
-    /// Returns what bounds the flow.
+    /// Asks the policy about a new flow, and returns what bounds it. Returns `None` if it is
+    /// denied, which is reported to the program.
     fn admits_echo(&self, echo: &Echo, to: IpAddr, io: &mut Io<'_>) -> Option<Meters> {
         let Some(egress) = &self.egress else { return Some(Meters::default()) };
         let admitted = egress.admits_echo(echo.packet.ingress(), to, io.now);

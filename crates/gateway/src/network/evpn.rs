@@ -57,7 +57,8 @@ const BUSY: Duration = Duration::from_millis(10);
 /// Called for news of neighbours, with the neighbour's address, by the thread.
 pub type TellEvpn = Box<dyn FnMut(IpAddr, &dyn Display) + Send>;
 
-/// A running control plane. It ends when this is dropped, and says goodbye to its neighbours.
+/// A running control plane. When this is dropped, it closes the sessions with its
+/// neighbours and ends.
 #[derive(Debug)]
 pub struct Evpn {
     shared: Arc<Shared>,

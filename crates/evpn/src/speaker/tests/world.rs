@@ -131,7 +131,7 @@ impl World {
         self.reflectors[reflector] = Some(Reflector::new(self.hosts.len(), self.now));
     }
 
-    /// The host disappears without a word.
+    /// The host disappears: it sends nothing more, and its connection does not end.
     pub(super) fn kill_host(&mut self, host: usize) {
         self.hosts[host].is_dead = true;
     }

@@ -35,6 +35,8 @@ impl Network {
         let running = Guard(command.spawn().unwrap());
         let network = Self { folder, running };
         wait_for("the control socket", || UnixStream::connect(network.socket()).is_ok());
+        // It has its name before all descriptors are open; its answer shows that they are.
+        network.ports();
         network
     }
 

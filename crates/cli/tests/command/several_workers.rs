@@ -43,6 +43,7 @@ fn start(workers: usize) -> Network {
     let running = Guard(command.spawn().unwrap());
     let network = Network { folder, running };
     wait_for("the control socket", || UnixStream::connect(network.socket()).is_ok());
+    network.ports();
     network
 }
 

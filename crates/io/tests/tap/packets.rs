@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::fd::AsFd;
 use towpath_io::receive::ReceiveBuffer;
@@ -14,7 +15,7 @@ use towpath_packet::{Burst, Checksum, Device, Input, Offload, Piece};
 
 use crate::network::{End, ONE, isolated, joined};
 use crate::support::{
-    PATIENCE, broadcast, broadcaster, cx, memory, now, pattern, pieces, ready, receive_datagram,
+    PATIENCE, broadcast, broadcaster, cx, is_ready, memory, now, pattern, pieces, receive_datagram,
     retry,
 };
 
@@ -64,9 +65,13 @@ fn tcp_super_packets_cross_two_devices() {
 }
 
 /// Goal: a UDP super-packet sent in one namespace arrives as a super-packet in the other.
+///
+/// The kernel may drop a datagram on its way, as its queue of received packets belongs to all
+/// namespaces. The server then asks for another one.
 #[test]
 fn udp_super_packets_cross_two_devices() {
-    const ROUNDS: usize = 50;
+    const ARRIVALS: usize = 50;
+    const ASKED_MAX: usize = ARRIVALS + 10;
     for (own, other) in [(End::v4(1), End::v4(2)), (End::v6(1), End::v6(2))] {
         let payload = pattern(1400 * 44);
         let size = NonZeroU16::new(1400);
@@ -77,44 +82,41 @@ fn udp_super_packets_cross_two_devices() {
                 let mut memory = memory(1, 8, 32);
                 let mut buffer = ReceiveBuffer::new();
                 let socket = UdpSocket::bind(SocketAddr::new(other, 5001), None).expect("bound");
-                let mut wholes = 0;
-                for _ in 0..ROUNDS {
+                let (mut asked, mut arrived) = (0, 0);
+                while arrived < ARRIVALS {
+                    assert!(asked < ASKED_MAX, "{arrived} of {asked} datagrams arrived");
                     to_client.send(()).expect("the client waits");
-                    let mut bytes = Vec::new();
-                    while bytes.len() < payload.len() {
-                        ready(socket.as_fd());
-                        let give = |datagram: Datagram| {
-                            assert_eq!(datagram.from, SocketAddr::new(own, 5002));
-                            wholes += usize::from(datagram.len == payload.len());
-                            for piece in datagram.pieces {
-                                bytes.extend_from_slice(piece.bytes().expect("private"));
-                            }
-                        };
-                        socket
-                            .receive(&mut buffer, &mut memory, (64, usize::MAX), give)
-                            .expect("received");
+                    asked += 1;
+                    if !is_ready(socket.as_fd(), Duration::from_secs(2)) {
+                        continue;
                     }
-                    assert!(bytes == payload);
+                    let give = |datagram: Datagram| {
+                        assert_eq!(datagram.from, SocketAddr::new(own, 5002));
+                        assert_eq!(datagram.len, payload.len());
+                        let pieces = datagram.pieces.iter();
+                        let bytes = pieces.flat_map(|piece| piece.bytes().expect("private"));
+                        assert!(bytes.eq(&payload));
+                        arrived += 1;
+                    };
+                    socket
+                        .receive(&mut buffer, &mut memory, (64, usize::MAX), give)
+                        .expect("received");
                 }
-                assert_eq!(wholes, ROUNDS);
             }
         };
         let client = move || {
             let mut memory = memory(1, 1, 8);
             let socket = UdpSocket::bind(SocketAddr::new(own, 5002), None).expect("bound");
             let pieces = pieces(&mut memory, &payload);
-            for _ in 0..ROUNDS {
-                if from_server.recv_timeout(PATIENCE).is_err() {
-                    return;
-                }
+            while from_server.recv_timeout(PATIENCE).is_ok() {
                 let to = Some(SocketAddr::new(other, 5001));
                 let sent = socket.send_to(to, pieces.iter(), size).expect("sent");
                 assert_eq!(sent, Sent::Whole);
             }
         };
         let Some(forwarded) = joined(Features::ALL, client, server) else { return };
-        assert_eq!(forwarded.taps[0].counters().received.super_packets as usize, ROUNDS);
-        assert_eq!(forwarded.taps[1].counters().transmitted.super_packets as usize, ROUNDS);
+        assert!(forwarded.taps[0].counters().received.super_packets >= ARRIVALS as u64);
+        assert!(forwarded.taps[1].counters().transmitted.super_packets >= ARRIVALS as u64);
         forwarded.finish();
     }
 }

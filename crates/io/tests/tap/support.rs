@@ -42,11 +42,16 @@ pub(crate) fn retry<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 }
 
 pub(crate) fn ready(fd: BorrowedFd<'_>) {
+    assert!(is_ready(fd, PATIENCE), "nothing to read");
+}
+
+/// Waits until `fd` is readable. Returns false if it is not within `patience`.
+pub(crate) fn is_ready(fd: BorrowedFd<'_>, patience: Duration) -> bool {
     let mut reactor = Reactor::new().expect("epoll");
     reactor.add(fd, 0, Interest::READ, false).expect("add");
     let mut events = Events::new();
-    reactor.wait(Some(PATIENCE), &mut events).expect("wait");
-    assert!(!events.is_empty(), "nothing to read");
+    reactor.wait(Some(patience), &mut events).expect("wait");
+    !events.is_empty()
 }
 
 pub(crate) fn pieces(memory: &mut Memory, bytes: &[u8]) -> Vec<Piece> {

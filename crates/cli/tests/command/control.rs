@@ -101,11 +101,9 @@ pub(super) fn post(socket: &Path, body: &str) -> (u16, Value) {
 /// Reads until the peer closes; it may do that before it has read everything.
 fn read_all(mut stream: UnixStream) -> String {
     let mut answer = Vec::new();
-    let mut buffer = [0; 4096];
-    while let Ok(count) = stream.read(&mut buffer)
-        && count > 0
-    {
-        answer.extend_from_slice(&buffer[..count]);
+    let end = stream.read_to_end(&mut answer);
+    if answer.is_empty() {
+        println!("no byte came: {end:?}");
     }
     String::from_utf8(answer).unwrap()
 }

@@ -22,8 +22,8 @@
 //!
 //! Two more benchmarks compare operations with blocking calls: bulk data over few sockets
 //! ([`transfer`]), and file reads at several depths ([`reads`]). Another compares answers that are
-//! lent with answers that are copied ([`answers`]), and the last measures what a capture costs
-//! ([`capture`]).
+//! lent with answers that are copied ([`answers`]), one receives by remapping pages ([`mapped`]),
+//! and the last measures what a capture costs ([`capture`]).
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,6 +45,7 @@ pub(super) use serve::Serving;
 mod answers;
 mod capture;
 mod http;
+mod mapped;
 pub(super) mod nginx;
 mod overload;
 mod plain_ring;
@@ -59,7 +60,7 @@ pub(super) mod wrk;
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     let servers = points::all().chain(overload::all());
     let moving = transfer::all().chain(answers::all()).chain(capture::all());
-    servers.chain(moving).chain(reads::all())
+    servers.chain(moving).chain(mapped::all()).chain(reads::all())
 }
 
 /// Cases that one run of a system measures together.
@@ -92,6 +93,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     let mut groups = http.groups(&plan.selection);
     groups.extend(overload::groups(&plan.selection));
     groups.extend(transfer::groups(&plan.selection));
+    groups.extend(mapped::group(&plan.selection));
     groups.extend(answers::groups(&networks[1], &plan.selection));
     groups.extend(capture::group(&networks[1], &plan.selection));
     groups.extend(reads.iter().flat_map(|reads| reads.groups(&plan.selection)));

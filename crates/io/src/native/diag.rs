@@ -12,7 +12,7 @@
 //!
 //! Layouts are those of linux/netlink.h, linux/inet_diag.h and linux/tcp.h.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -92,13 +92,35 @@ impl Diag {
         std::mem::take(&mut self.has_lost)
     }
 
+    /// Returns true if the kernel knows a socket by its cookie: it has the module `tcp_diag`.
+    pub fn knows_sockets(&mut self) -> bool {
+        let mut is_known = || {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+            let (cookie, local) =
+                (sockopt::socket_cookie(&listener).ok()?, listener.local_addr().ok()?);
+            self.ask(cookie, local, (Ipv4Addr::UNSPECIFIED, 0).into()).ok()
+        };
+        is_known().is_some()
+    }
+
     /// Passes all connections whose own port is `port` to `take`, those of IPv4 and IPv6 sockets.
     /// The kernel walks all its connections for that.
-    pub fn connections_at(&mut self, port: u16, mut take: impl FnMut(Carried)) {
+    pub fn connections_at(&mut self, port: u16, take: impl FnMut(Carried)) {
+        self.list(port, CONNECTED, take);
+    }
+
+    /// Passes all connections to `take`, those that are being made included. Sockets that are bound
+    /// to an interface are among them, which [`ask`](Self::ask) does not find.
+    pub fn all_connections(&mut self, take: impl FnMut(Carried)) {
+        const EVERY_PORT: u16 = 0;
+        self.list(EVERY_PORT, CONNECTED | SYN_SENT, take);
+    }
+
+    fn list(&mut self, port: u16, states: u32, mut take: impl FnMut(Carried)) {
         for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
             let every = [SocketAddr::new(any, port), SocketAddr::new(any, 0)];
             let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
-            let question = question(u64::MAX, every, flags, CONNECTED);
+            let question = question(u64::MAX, every, flags, states);
             if send(&self.questions, &question, SendFlags::empty()).is_ok() {
                 while self.next_part(&mut take) {}
             }
@@ -129,7 +151,7 @@ impl Diag {
     /// no peer: port 0 of any address.
     ///
     /// # Errors
-    /// ENOENT if it has gone, and others of the kernel.
+    /// ENOENT if it has gone, or is bound to an interface, and others of the kernel.
     pub fn ask(
         &mut self,
         cookie: u64,
@@ -234,14 +256,16 @@ const INET_DIAG_INFO: u8 = 2;
 /// Groups `SKNLGRP_INET_TCP_DESTROY` and `SKNLGRP_INET6_TCP_DESTROY` of linux/sock_diag.h.
 const TCP_ENDS: u32 = 1 << 0;
 const TCP6_ENDS: u32 = 1 << 2;
-/// The states of net/tcp_states.h in which a connection was established and is not over.
+/// States of net/tcp_states.h: a connection that is being made, and those in which it was
+/// established and is not over.
+const SYN_SENT: u32 = 1 << 2;
 const CONNECTED: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
 
     use crate::namespace::channel::wait_readable;
 
@@ -263,6 +287,18 @@ mod tests {
         let inode = rustix::fs::fstat(&stream).unwrap().st_ino;
         assert_eq!((u64::from(open.inode), open.ends), (inode, [local, peer]));
         assert!(diag.ask(cookie + 1, local, peer).is_err(), "another socket's addresses");
+        assert!(diag.knows_sockets());
+        // A socket that is bound to an interface is listed, and else not found.
+        let bind = (libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
+        crate::sys::set_option(stream.as_fd(), bind.0, bind.1, b"lo").unwrap();
+        assert_eq!(diag.ask(cookie, local, peer), Err(Errno::NOENT));
+        // The kernel may skip one while others end beside it.
+        let mut is_listed = || {
+            let mut is_found = false;
+            diag.all_connections(|one| is_found |= one.cookie == cookie);
+            is_found
+        };
+        assert!((0..100).any(|_| is_listed()));
         drop(accepted);
         stream.read_exact(&mut [0]).unwrap_err();
         drop(stream);

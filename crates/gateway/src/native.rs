@@ -444,10 +444,14 @@ impl Supervisor {
                 Next::Answer(Ok(()))
             }
             (_, place) => {
+                let error = socket::take_error(&socket);
                 if place.is_some() {
                     self.table.refused();
+                } else if self.sockets.origin(&socket) != Origin::Host {
+                    // As the kernel does for a call that waits, so that the program can try anew.
+                    let _ = socket::connect(&socket, None);
                 }
-                Next::Answer(Err(pending_error(&socket)))
+                Next::Answer(Err(error))
             }
         };
         if let Next::Answer(result) = next {
@@ -463,7 +467,7 @@ impl Supervisor {
             State::Connected => Err(Errno::ISCONN),
             State::Connecting if socket::is_nonblocking(&file)? => Err(Errno::ALREADY),
             State::Connecting => return Ok(self.wait(call, file, None)),
-            State::Closed => Err(pending_error(&file)),
+            State::Closed => Err(socket::take_error(&file)),
         };
         Ok(Next::Answer(result))
     }
@@ -549,13 +553,5 @@ impl Supervisor {
         self.table.listen(self.listening.len());
         let now = self.now();
         link::answer(link, question, &mut self.table, &mut self.diag, now)
-    }
-}
-
-/// Returns why a connection failed, and clears the error. Without one, it was given up.
-fn pending_error(socket: &OwnedFd) -> Errno {
-    match sockopt::socket_error(socket) {
-        Ok(Err(errno)) | Err(errno) => errno,
-        Ok(Ok(())) => Errno::CONNABORTED,
     }
 }

@@ -202,6 +202,14 @@ pub fn state(socket: &OwnedFd) -> Result<State, Errno> {
     })
 }
 
+/// Returns why a connection failed, and clears the error. Without one, it was given up.
+pub fn take_error(socket: &OwnedFd) -> Errno {
+    match sockopt::socket_error(socket) {
+        Ok(Err(errno)) | Err(errno) => errno,
+        Ok(Ok(())) => Errno::CONNABORTED,
+    }
+}
+
 /// Returns true if calls on the socket do not wait.
 ///
 /// # Errors

@@ -152,7 +152,8 @@ static void refused(void) {
     echo(fd);
 }
 
-/* Listeners of the program's own, of several kinds, still listen. */
+/* Listeners of the program's own, of several kinds, still listen; a socket that was refused
+ * elsewhere connects to one. */
 static void listeners(void) {
     int fd = opened(0);
     struct sockaddr_in own = at("127.0.0.1", 0);
@@ -160,6 +161,8 @@ static void listeners(void) {
     CHECK(bind(fd, (struct sockaddr *)&own, length) == 0 && listen(fd, 5) == 0);
     CHECK(getsockname(fd, (struct sockaddr *)&own, &length) == 0);
     int client = opened(0);
+    struct sockaddr_in gateway = at("10.0.2.2", 1);
+    CHECK(join(client, &gateway, length) == -1 && errno == ECONNREFUSED);
     CHECK(join(client, &own, length) == 0);
     CHECK(accept(fd, NULL, NULL) >= 0);
     struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "\0towpath-native"};

@@ -213,34 +213,6 @@ impl Enforcer {
         }
     }
 
-    /// Judges a flow that begins.
-    pub fn begin(&self, guest: Guest, to: FlowTo, now: Instant) -> Decision {
-        let mut state = self.state();
-        let state = &mut *state;
-        let generation = self.generation();
-        let mut admission = Admission::new(guest, to, generation, now);
-        let Some(policy) = state.policies.of(guest) else { return Decision::Allow(admission) };
-        let is_own = state.own.ask(SocketAddr::new(to.address, to.port), now);
-        let names = state.pins.names(guest, to.address, now);
-        let verdict = policy.judge(to, names, is_own, unix_time());
-        if let Some((learned, _)) = &mut state.learned {
-            learned.note(to, state.pins.latest(guest, to.address, now));
-        }
-        match state.bounded(&mut admission, verdict, now) {
-            Verdict::Greeting => Decision::Greeting(admission),
-            Verdict::Allow(rule) => {
-                admission.rule = rule;
-                state.allow(&admission);
-                Decision::Allow(admission)
-            }
-            Verdict::Deny(rule, reason) => {
-                admission.rule = rule;
-                state.deny(&admission, reason, now);
-                Decision::Deny
-            }
-        }
-    }
-
     /// Judges a flow by its greeting, which is whole. Returns true if it may go on.
     pub fn greeted(&self, admission: &mut Admission, greeting: &Greeting, now: Instant) -> bool {
         let mut state = self.state();
@@ -584,5 +556,6 @@ fn unix_time() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
+mod begin;
 #[cfg(test)]
 mod tests;

@@ -16,16 +16,21 @@
 //! - getsockname(2) and getpeername(2) on a native socket: the addresses that the program would see
 //!   with its interface.
 //!
+//! With a policy, the gateway judges each connection before it is made (`judging`).
+//!
 //! A table has a record of each open native connection. The gateway asks for counters, for lists,
 //! and for the end of a connection by a [`Link`].
 //!
-//! docs/theory/native.md argues why this is safe. Limits: [`WAITING_MAX`], those of `listening`,
-//! and flows of the configuration.
+//! docs/theory/native.md argues why this is safe. Limits: [`WAITING_MAX`], those of `listening` and
+//! `judging`, and flows of the configuration.
 
 mod address;
+mod judge;
+mod judging;
 mod link;
 mod listening;
 mod table;
+mod ticket;
 
 pub use link::{Link, Request, WantedListener};
 pub use table::{Ended, NativeCounters};
@@ -33,6 +38,7 @@ pub use table::{Ended, NativeCounters};
 use crate::config::Config;
 use crate::flows::{NativeRoutes, allow_many_files};
 use address::Address;
+use judging::{Asked as AskedVerdict, Judging};
 use link::Question;
 use listening::Listening;
 use rustix::io::Errno;
@@ -43,6 +49,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 use table::{Flow, Kept, Table};
+use ticket::Ticket;
 use towpath_io::namespace::channel::wait_readable;
 use towpath_io::native::caller::Caller;
 use towpath_io::native::calls::{Asked, Call, Calls};
@@ -89,7 +96,6 @@ struct Waiting {
 }
 
 /// The descriptor that a socket of the host replaces, and the connection that it has.
-#[derive(Clone, Copy)]
 struct Place {
     number: RawFd,
     closes_on_exec: bool,
@@ -97,6 +103,8 @@ struct Place {
     waits: bool,
     /// The peer as the program sees it, and as the host has it.
     peers: [SocketAddr; 2],
+    /// The policy has admitted the connection.
+    ticket: Option<Ticket>,
 }
 
 /// Starts the supervisor of a program, from a process that has one thread. `files` are those of
@@ -115,7 +123,7 @@ pub fn begin(config: &Config, files: [BorrowedFd<'_>; 3]) -> io::Result<Link> {
             Err(error) => Ok(link::report(link, Some(socket::errno(&error)))?),
         }
     })?;
-    Link::open(channel)
+    Link::open(channel, config.egress.clone())
 }
 
 /// Answers the calls of the program.
@@ -132,6 +140,9 @@ struct Supervisor {
     /// Listeners of published ports may be native ([`Config::join_loopback`]).
     listens: bool,
     listening: Listening,
+    /// A policy judges connections.
+    judges: bool,
+    judging: Judging,
     /// When to look again for listeners that have to stop.
     stops_at: Option<Instant>,
     clock: std::time::Instant,
@@ -146,7 +157,11 @@ impl Supervisor {
         let own = |file: BorrowedFd<'_>| file.try_clone_to_owned();
         let [listener, v4, v6] = [own(files[0])?, own(files[1])?, own(files[2])?];
         let reactor = Reactor::new()?;
-        let (calls, diag) = (Calls::new(listener), Diag::open()?);
+        let (calls, mut diag) = (Calls::new(listener), Diag::open()?);
+        // Otherwise flows would never end for the policy, and a new policy could not be enforced.
+        if config.egress.is_some() && !diag.knows_sockets() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         reactor.add(&calls, CALLS, Interest::READ, false)?;
         reactor.add(&diag, ENDS, Interest::READ, false)?;
         Ok(Self {
@@ -160,6 +175,8 @@ impl Supervisor {
             gateway: own(link)?,
             listens: config.join_loopback,
             listening: Listening::default(),
+            judges: config.egress.is_some(),
+            judging: Judging::default(),
             stops_at: None,
             clock: std::time::Instant::now(),
             is_over: false,
@@ -172,7 +189,9 @@ impl Supervisor {
         self.reactor.add(link, LINK, Interest::READ, false)?;
         let mut events = Events::new();
         loop {
-            let timeout = [self.expire(), self.stop_later()].into_iter().flatten().min();
+            let timers = [self.expire(), self.stop_later(), self.withdraw_later()];
+            self.report_ends();
+            let timeout = timers.into_iter().flatten().min();
             self.reactor.wait(timeout, &mut events)?;
             for event in events.iter() {
                 match event.token {
@@ -208,6 +227,7 @@ impl Supervisor {
     fn on_call(&mut self, call: &Call) {
         self.forget(call.thread);
         self.listening.forget(call);
+        self.judging.forget(call);
         let next = match call.asked {
             Asked::Connect { socket, at, len } => self.on_connect(call, socket, at, len),
             Asked::Listen { socket, backlog } => Ok(self.on_listen(call, socket, backlog)),
@@ -216,6 +236,10 @@ impl Supervisor {
             }
             Asked::Other => Ok(Next::Allow),
         };
+        self.conclude(call, next);
+    }
+
+    fn conclude(&self, call: &Call, next: Result<Next, Errno>) {
         match next {
             Ok(Next::Allow) => self.calls.allow(call),
             Ok(Next::Answer(result)) => {
@@ -271,8 +295,11 @@ impl Supervisor {
         };
         match origin {
             Origin::Host => self.connect_again(call, file),
-            Origin::Inside => match self.connect_host(call, &caller, (number, &file), peer)? {
-                Ok(next) => Ok(next),
+            Origin::Inside => match self.open_host(&caller, (number, &file), peer)? {
+                Ok((host, place, true)) if self.judges => {
+                    self.ask_verdict(AskedVerdict { call: *call, own: file, host, place })
+                }
+                Ok((host, place, _)) => self.connect_native(call, host, place),
                 Err(why) => {
                     self.table.keep(why);
                     self.connect_own(call, file, peer)
@@ -291,22 +318,20 @@ impl Supervisor {
         }
     }
 
-    /// Connects a socket of the host to where `peer` leads; returns why not if the program's own
-    /// has to do.
-    fn connect_host(
+    /// Opens a socket of the host for a connection to where `peer` leads. Returns its place, and
+    /// whether that is outside; or why the program's own socket has to connect.
+    fn open_host(
         &mut self,
-        call: &Call,
         caller: &Caller,
         (number, file): (RawFd, &OwnedFd),
         peer: SocketAddr,
-    ) -> Result<Result<Next, Kept>, Errno> {
+    ) -> Result<Result<(OwnedFd, Place, bool), Kept>, Errno> {
         let is_scoped = matches!(peer, SocketAddr::V6(v6) if v6.scope_id() != 0);
         let is_same_family = peer.is_ipv4() == (socket::family(file)? == AddressFamily::INET);
         let outside = self.routes.leads_to(peer);
         let to = outside.or_else(|| self.own_listener(peer));
         let to = to.filter(|_| is_same_family && !is_scoped);
         let Some(to) = to else { return Ok(Err(Kept::Destination)) };
-        let to = address::like(to, peer);
         if self.is_full() {
             return Ok(Err(Kept::Full));
         }
@@ -321,8 +346,15 @@ impl Supervisor {
         };
         let waits = !socket::is_nonblocking(file)?;
         let closes_on_exec = caller.closes_on_exec(number)?;
-        let place = Place { number, closes_on_exec, waits, peers: [peer, to] };
-        Ok(Ok(match rustix::net::connect(&host, &to) {
+        let peers = [peer, address::like(to, peer)];
+        let place = Place { number, closes_on_exec, waits, peers, ticket: None };
+        Ok(Ok((host, place, outside.is_some())))
+    }
+
+    /// Connects a socket of the host for a place.
+    fn connect_native(&mut self, call: &Call, host: OwnedFd, place: Place) -> Result<Next, Errno> {
+        let waits = place.waits;
+        Ok(match rustix::net::connect(&host, &place.peers[1]) {
             Ok(()) => self.give(call, &host, place, Ok(())),
             Err(Errno::INPROGRESS) if !waits => {
                 self.give(call, &host, place, Err(Errno::INPROGRESS))
@@ -336,7 +368,7 @@ impl Supervisor {
                 self.table.refused();
                 Next::Answer(Err(errno))
             }
-        }))
+        })
     }
 
     /// Returns true if there is no room for another connection. Connections whose end was not
@@ -359,14 +391,15 @@ impl Supervisor {
         place: Place,
         result: Result<(), Errno>,
     ) -> Next {
-        let Place { number, closes_on_exec, waits, peers: [peer, to] } = place;
+        let Place { number, closes_on_exec, waits, peers: [peer, to], ticket } = place;
         let made_ready = || {
             if waits {
                 socket::set_blocking(host)?;
             }
-            Ok((sockopt::socket_cookie(host)?, socket::local(host)?))
+            let inode = rustix::fs::fstat(host)?.st_ino as u32;
+            Ok((sockopt::socket_cookie(host)?, inode, socket::local(host)?))
         };
-        let (cookie, local) = match made_ready() {
+        let (cookie, inode, local) = match made_ready() {
             Ok(names) => names,
             Err(errno) => return Next::Answer(Err(errno)),
         };
@@ -380,7 +413,8 @@ impl Supervisor {
             false => self.routes.local_inside(local_plain),
         };
         let seen = [program, peer];
-        self.table.begin(Flow::new(cookie, [local, to], seen, self.now()));
+        let flow = Flow::new(cookie, [local, to], seen, self.now());
+        self.table.begin(flow.given(inode, ticket));
         // A caller that was interrupted makes its call again, and finds the native socket.
         if self.calls.answer(call, result) && result.is_ok() {
             self.table.collect(cookie);
@@ -530,6 +564,9 @@ impl Supervisor {
                 self.listening.revoke(port);
                 self.stops_at = Some(self.now());
             }
+            link::Asked::Verdict(number, verdict) => self.on_verdict(number, verdict),
+            link::Asked::Taken => self.ends_taken(),
+            link::Asked::Withdraw(numbers) => self.withdraw(numbers),
             _ => return self.answer_question(link, &question),
         }
         true
@@ -550,6 +587,7 @@ impl Supervisor {
             self.take_ends(ENDS_PER_ANSWER);
         }
         self.find_connections();
+        self.report_ends();
         self.table.listen(self.listening.len());
         let now = self.now();
         link::answer(link, question, &mut self.table, &mut self.diag, now)

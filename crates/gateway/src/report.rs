@@ -340,8 +340,11 @@ impl Report {
         if native.listeners > 0 {
             writeln!(f, "native            {} listeners", native.listeners)?;
         }
+        if native.denied > 0 {
+            writeln!(f, "native denied     {} by the policy", native.denied)?;
+        }
         if native.ended > 0 {
-            writeln!(f, "native ended      {} on request", native.ended)?;
+            writeln!(f, "native ended      {} on request or by a new policy", native.ended)?;
         }
         for (why, count) in native.interface().filter(|(_, count)| *count > 0) {
             writeln!(f, "not native        {why} {count}")?;

@@ -38,6 +38,7 @@ use std::time::Duration;
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::Tap;
+use towpath_net::time::Instant;
 use towpath_packet::Burst;
 use towpath_packet::ring::{self, Doorbell};
 
@@ -190,6 +191,11 @@ impl WorkerGroup {
     pub fn publish(&mut self, publish: &Publish) -> Result<PublishId, StartError> {
         self.first.inside_mut().publish([publish]);
         self.first.publish(publish)
+    }
+
+    /// Returns the current time of the clock that all workers share.
+    pub fn now(&self) -> Instant {
+        self.first.now()
     }
 
     /// Lets a socket that the program gets listen at a published port of the first worker; see

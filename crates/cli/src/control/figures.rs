@@ -62,6 +62,7 @@ pub(crate) fn object(report: &Report) -> Value {
             "listeners": native.listeners,
             "begun": native.begun,
             "refused": native.refused,
+            "denied": native.denied,
             "ended": native.ended,
             "bytes_out": native.bytes_out,
             "bytes_in": native.bytes_in,

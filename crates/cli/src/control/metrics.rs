@@ -106,9 +106,10 @@ fn native(out: &mut String, counters: &NativeCounters) {
     Family::gauge(out, "towpath_native_listeners", help).add("", counters.listeners);
     let help = "Connections for native sockets, by result.";
     let mut connections = Family::counter(out, "towpath_native_connections", help);
+    connections.add("result=\"denied\"", counters.denied);
     connections.add("result=\"refused\"", counters.refused);
     connections.add("result=\"taken\"", counters.begun);
-    let help = "Native connections that were ended on request.";
+    let help = "Native connections that were ended on request, or as a new policy denies them.";
     Family::counter(out, "towpath_native_ended", help).add("", counters.ended);
     let help = "Connections that took the interface instead of a native socket, by reason.";
     let mut kept = Family::counter(out, "towpath_native_interface", help);

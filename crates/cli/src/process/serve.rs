@@ -263,9 +263,10 @@ impl Gateway {
     }
 
     /// Does what the process of native sockets has asked for, and tells it which ports are not
-    /// published any more.
+    /// published any more, and which connections a new policy denies.
     fn answer_native(&mut self) {
         let Some(native) = &mut self.native else { return };
+        native.judge(self.workers.now());
         for port in self.workers.take_revoked() {
             native.stop(port);
         }
@@ -416,6 +417,9 @@ impl Gateway {
     /// or until one of `descriptors` is readable. The control socket is closed.
     pub(crate) fn finish(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.control = None;
+        if let Some(native) = &mut self.native {
+            native.finish(self.workers.now());
+        }
         match &mut self.workers {
             Threads::One(worker) => worker.finish(descriptors, LINGER)?,
             Threads::Several(workers) => workers.finish(descriptors, LINGER)?,

@@ -9,14 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::native;
 use super::support::{
-    Host, OUTSIDE_V4, OUTSIDE_V6, Process, Server, THIS_V4, TOWPATH, Test, Towpath, command, echo,
-    retry,
+    Host, OUTSIDE_V4, OUTSIDE_V6, Output, Process, Server, THIS_V4, TOWPATH, Test, Towpath,
+    command, echo, retry,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     vec![
-        Test::new("egress_attempts", &["python3", "dnsmasq"], attempts),
+        Test::new("egress_attempts", &["python3", "dnsmasq"], |host| drop(attempts(host, &[]))),
+        Test::new("egress_attempts_native", &["python3", "dnsmasq"], attempts_native)
+            .unless(native::unsupported),
         Test::new("egress_replaced", &["python3", "dnsmasq"], replaced),
         Test::new("egress_options", &["python3", "dnsmasq"], options),
         Test::new("egress_bounded", &["python3", "dnsmasq"], bounded),
@@ -193,7 +196,7 @@ fn program(host: &Host) -> PathBuf {
 /// Goal: what a policy does not allow does not get out, whatever the program tries, and the program
 /// learns it at once. What it allows does. Each flow is in the audit.
 /// Method: a program tries some fifty ways; see `egress/program.py`.
-fn attempts(host: &mut Host) {
+fn attempts(host: &mut Host, others: &[&str]) -> Output {
     let _outside = Outside::start(host);
     let _own = Server::start_at(format!("{THIS_V4}:5432").parse().expect("an address"), echo);
     let policy = host.write("policy.toml", POLICY);
@@ -210,6 +213,7 @@ fn attempts(host: &mut Host) {
         audit.clone().into(),
     ]
     .into();
+    let options = options.into_iter().chain(others.iter().map(OsString::from));
     let words = [OUTSIDE_V4, OUTSIDE_V6, THIS_V4, QUIC].map(OsString::from);
     let python = ["python3".into(), program.into()].into_iter().chain(words);
     let output = Towpath::new(options).run(python);
@@ -227,6 +231,22 @@ fn attempts(host: &mut Host) {
     assert_eq!(count("a metadata service of a cloud"), 0, "no rule allows it anyway: {text}");
     assert_eq!(count(r#""reason":"it leads to an address of this host"#), 1, "{text}");
     assert!(output.stderr.contains("egress rule       web: 9 allowed"), "{}", output.stderr);
+    output
+}
+
+/// Goal: all attempts end the same way with native sockets, which some connections get.
+fn attempts_native(host: &mut Host) {
+    let output = attempts(host, &["--native"]);
+    let audit = std::fs::read_to_string(host.file("audit.jsonl")).expect("the audit");
+    let native = audit.lines().filter(|line| line.contains(r#""path":"native""#));
+    let allowed = native.filter(|line| line.contains(r#""verdict":"allow""#));
+    let by_rule = |rule: &str| {
+        let rule = format!(r#""rule":"{rule}""#);
+        allowed.clone().filter(|line| line.contains(&rule)).count()
+    };
+    // Those by address, and by a name without a greeting.
+    assert_eq!(["web", "git", "database"].map(by_rule), [0, 1, 1], "{audit}");
+    assert!(output.stderr.contains("not native        policy "), "{}", output.stderr);
 }
 
 /// Goal: another policy applies at once: open flows that it denies end, the others continue.
@@ -477,7 +497,6 @@ fn refused_at_start(host: &mut Host) {
         (&["--allow", "a", "--egress", wrong], "cannot be used with"),
         (&["--audit", "/tmp/x"], "option --audit: there is no policy"),
         (&["--allow", "a", "--audit", "/nowhere/x"], "cannot open /nowhere/x for writing"),
-        (&["--allow", "a", "--native"], "cannot be used with"),
     ] {
         let output = Towpath::new(options.iter().copied()).run(["echo", "started"]);
         assert_eq!(output.status.code(), Some(2), "{output:?}");

@@ -1,6 +1,7 @@
 //! `towpath run --native`: what is replaced, what is not, and that a hostile program gains nothing.
 
 mod listening;
+mod policed;
 
 use std::ffi::OsString;
 use std::io;
@@ -47,11 +48,12 @@ pub(crate) fn tests() -> Vec<Test> {
     tests.push(Test::new("native_ended", &["gcc"], ended));
     tests.push(Test::new("native_hidden", &["gcc"], hidden));
     tests.extend(listening::tests());
+    tests.extend(policed::tests());
     tests.into_iter().map(|test| test.unless(unsupported)).collect()
 }
 
 /// Returns why this machine has no native sockets, if it has none.
-fn unsupported() -> Option<String> {
+pub(super) fn unsupported() -> Option<String> {
     let output = command(TOWPATH, ["run", "-q", "--native", "--", "true"]).output();
     let text = String::from_utf8_lossy(&output.expect("a program").stderr).into_owned();
     text.lines().find(|line| line.contains("option --native")).map(str::to_owned)
@@ -449,7 +451,11 @@ fn ended(host: &mut Host) {
     assert_eq!(output.stdout, "open\nanew\n", "{output:?}");
     let ends = [end.recv(), end.recv()];
     assert!(ends.contains(&Ok(Some(io::ErrorKind::ConnectionReset))), "{ends:?}");
-    assert!(output.stderr.contains("native ended      1 on request\n"), "{}", output.stderr);
+    assert!(
+        output.stderr.contains("native ended      1 on request or by a new policy\n"),
+        "{}",
+        output.stderr
+    );
     assert_eq!(paths(&output), (2, 0), "{}", output.stderr);
 }
 

@@ -78,8 +78,10 @@ pub(super) struct Record {
     pub(super) names: Vec<String>,
     /// The name in the greeting.
     pub(super) greeting: Option<String>,
-    /// Bytes from and to the guest, and how long the flow lasted.
-    pub(super) end: Option<([u64; 2], Duration)>,
+    /// It is about a native socket.
+    pub(super) is_native: bool,
+    /// Bytes from and to the guest, if they are known, and how long the flow lasted.
+    pub(super) end: Option<(Option<[u64; 2]>, Duration)>,
 }
 
 impl Audit {
@@ -256,6 +258,7 @@ impl Record {
             reason: Some("no rule allows this name".to_owned()),
             names: name.map(Name::to_string).into_iter().collect(),
             greeting: None,
+            is_native: false,
             end: None,
         }
     }
@@ -286,13 +289,17 @@ impl Record {
         if let Some(greeting) = &self.greeting {
             text("greeting", greeting);
         }
+        if self.is_native {
+            text("path", "native");
+        }
         if let Some(to) = &self.to {
             let _ = write!(line, r#","port":{}"#, to.port);
         }
         let names: Vec<String> = self.names.iter().map(|name| format!("\"{name}\"")).collect();
         let _ = write!(line, r#","names":[{}]"#, names.join(","));
-        if let Some(([out, into], took)) = &self.end {
-            let took = took.as_secs_f64();
+        if let Some((bytes, took)) = &self.end {
+            let count = |way: usize| bytes.map_or("null".to_owned(), |all| all[way].to_string());
+            let (out, into, took) = (count(0), count(1), took.as_secs_f64());
             let _ = write!(line, r#","bytes_out":{out},"bytes_in":{into},"seconds":{took:.3}"#);
         }
         line.push_str("}\n");
@@ -322,6 +329,7 @@ mod tests {
             reason: None,
             names: vec!["a.example".to_owned(), "b.example".to_owned()],
             greeting: Some("a.example".to_owned()),
+            is_native: false,
             end: None,
         }
     }
@@ -331,7 +339,7 @@ mod tests {
         let mut record = record("deny");
         record.guest = Some("web".to_owned());
         record.reason = Some("denied by a rule".to_owned());
-        record.end = Some(([5, 7], Duration::from_millis(1500)));
+        record.end = Some((Some([5, 7]), Duration::from_millis(1500)));
         let line = record.line(Duration::from_millis(1_700_000_000_042));
         assert_eq!(
             line,
@@ -341,6 +349,11 @@ mod tests {
              \"names\":[\"a.example\",\"b.example\"],\"bytes_out\":5,\"bytes_in\":7,\
              \"seconds\":1.500}\n"
         );
+        record.is_native = true;
+        record.end = Some((None, Duration::ZERO));
+        let line = record.line(Duration::ZERO);
+        assert!(line.contains(r#","path":"native","port":443,"#), "{line}");
+        assert!(line.ends_with(",\"bytes_out\":null,\"bytes_in\":null,\"seconds\":0.000}\n"));
         let question = Record::question(None, Some(&"a.example".parse().unwrap()));
         assert!(
             question.line(Duration::ZERO).contains(r#""transport":"dns","names":["a.example"]"#)

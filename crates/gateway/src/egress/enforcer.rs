@@ -79,6 +79,8 @@ pub struct Admission {
     meters: Meters,
     /// Why it is ended, if its quota ends it.
     cut: Option<Reason>,
+    /// It is for a native socket: towpath sees none of its bytes.
+    is_native: bool,
 }
 
 /// What becomes of a message to or from a resolver.
@@ -277,6 +279,11 @@ impl Enforcer {
             }
         };
         match verdict {
+            Verdict::Allow(rule) if admission.is_native && state.bound_bytes(admission, rule) => {
+                admission.rule = rule;
+                state.deny(admission, Reason::Uncounted, now);
+                false
+            }
             Verdict::Allow(rule) => {
                 admission.rule = rule;
                 state.keep(admission, now);
@@ -299,7 +306,7 @@ impl Enforcer {
     /// An admitted flow has ended. `bytes` are those from and to the guest.
     pub fn ended(&self, admission: &Admission, bytes: [u64; 2], now: Instant) {
         let took = now.since(admission.begun);
-        self.state().note(admission, "end", admission.cut, Some((bytes, took)));
+        self.state().note(admission, "end", admission.cut, Some((Some(bytes), took)));
     }
 
     /// Judges a question of a guest to a resolver.
@@ -391,8 +398,8 @@ impl fmt::Debug for Enforcer {
 impl Admission {
     fn new(guest: Guest, to: FlowTo, generation: u64, begun: Instant) -> Self {
         let (places, meters) = ([None, None], Meters::default());
-        let (rule, name, cut) = (None, None, None);
-        Self { guest, to, rule, name, generation, begun, places, meters, cut }
+        let (rule, name, cut, is_native) = (None, None, None, false);
+        Self { guest, to, rule, name, generation, begun, places, meters, cut, is_native }
     }
 
     /// Returns what bounds the bytes of the flow.
@@ -425,7 +432,7 @@ impl State {
         self.policies.count(admission.guest, admission.rule, 1);
         self.counters.denied += 1;
         let took = now.since(admission.begun);
-        let end = (!took.is_zero()).then_some(([0; 2], took));
+        let end = (!took.is_zero()).then_some((Some([0; 2]), took));
         self.note(admission, "deny", Some(reason), end);
     }
 
@@ -435,7 +442,7 @@ impl State {
         admission: &Admission,
         verdict: &'static str,
         reason: Option<Reason>,
-        end: Option<([u64; 2], Duration)>,
+        end: Option<(Option<[u64; 2]>, Duration)>,
     ) {
         if let (Some(audit), Some(policy)) = (&self.audit, self.policies.of(admission.guest)) {
             let rule = policy.rule_id(admission.rule).to_owned();
@@ -449,6 +456,7 @@ impl State {
                 reason: reason.map(|reason| reason.to_string()),
                 names,
                 greeting: admission.name.as_ref().map(Name::to_string),
+                is_native: admission.is_native,
                 end,
             });
         }

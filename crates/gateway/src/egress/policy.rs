@@ -86,6 +86,8 @@ pub enum Reason {
     QuotaUsedUp,
     /// The guest's conversations over QUIC need as much memory as they may.
     TooMuchQuic,
+    /// A new policy bounds its bytes, and it has a native socket, whose bytes are not counted.
+    Uncounted,
 }
 
 impl fmt::Display for Reason {
@@ -102,6 +104,7 @@ impl fmt::Display for Reason {
             Self::TooManyNewFlows => f.write_str("the guest begins too many flows in a second"),
             Self::QuotaUsedUp => f.write_str("the quota of bytes is used up"),
             Self::TooMuchQuic => f.write_str("the guest has too many greetings over QUIC at once"),
+            Self::Uncounted => f.write_str("its bytes are bounded now, and are not counted"),
         }
     }
 }

@@ -4,8 +4,16 @@
 //! its own, which its answer repeats, so that a late answer is not taken for that to another
 //! question. The supervisor does not wait for the gateway: what it asks for, a [`Request`], begins
 //! with the number 0, and so does what the gateway says about that.
+//!
+//! With a policy the supervisor asks for a verdict about each connection, and reports the end of
+//! those that were admitted, many in one message, and not again before the gateway has taken that.
+//! The gateway tells which ones a new policy withdraws, each once. So all that can be on the way to
+//! the gateway fits its buffer, and the supervisor never waits; the gateway may, for the supervisor
+//! to read.
 
+use super::judge::{FlowEnd, Judge, NativeVerdict};
 use super::table::{Ended, NativeCounters, Table, state_name};
+use crate::egress::enforcer::Enforcer;
 use crate::flows::{FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, NativeListen};
 use crate::publish::PublishId;
 use rustix::io::Errno;
@@ -18,6 +26,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 use towpath_io::namespace::channel::wait_readable;
 use towpath_io::native::diag::Diag;
@@ -35,16 +44,31 @@ const FLOWS: u64 = 1;
 const END: u64 = 2;
 const LISTENING: u64 = 3;
 const STOP: u64 = 4;
+const VERDICT: u64 = 5;
+const TAKEN: u64 = 6;
+const WITHDRAW: u64 = 7;
 /// The number of messages that are neither a question nor the answer to one.
 const UNASKED: u64 = 0;
 /// Kinds of requests.
 const LISTEN: u64 = 0;
 const ENDED: u64 = 1;
+const JUDGE: u64 = 2;
+const FLOWS_ENDED: u64 = 3;
+/// Words of the end of a flow: its number, whether its bytes are known, and those.
+const END_WORDS: usize = 4;
+/// Most ends in a message.
+pub(super) const ENDS_PER_MESSAGE: usize = 256;
+/// Most withdrawn flows in a message.
+const WITHDRAWN_PER_MESSAGE: usize = 1024;
+/// Most messages that the gateway takes in a turn, so that packets do not wait.
+const MESSAGES_PER_TURN: usize = 64;
 /// Words of a flow in a page.
 const FLOW_WORDS: usize = 14;
 /// Words of an answer in front of the flows: its number, visited flows, and the next page.
 const PAGE_WORDS: usize = 3;
 const WORDS_MAX: usize = PAGE_WORDS + LISTED_MAX * FLOW_WORDS;
+const _: () = assert!(2 + ENDS_PER_MESSAGE * END_WORDS <= WORDS_MAX);
+const _: () = assert!(2 + WITHDRAWN_PER_MESSAGE <= WORDS_MAX);
 /// Bit of the state of a flow that the host began.
 const INBOUND_BIT: u32 = 8;
 /// Instead of the next page, or of a published port: there is none.
@@ -78,18 +102,37 @@ pub struct Link {
     asked: u64,
     last: NativeCounters,
     requests: VecDeque<Request>,
+    /// Asks the policy, if there is one.
+    judge: Option<Judge>,
+    /// What the supervisor has said about connections that are judged.
+    said: VecDeque<Said>,
+}
+
+/// What the supervisor says about connections that are judged.
+#[derive(Debug)]
+enum Said {
+    /// The one with this number leads there.
+    Begins(u64, SocketAddr),
+    Ended(Vec<FlowEnd>),
 }
 
 impl Link {
     fn new(channel: OwnedFd) -> Self {
-        let requests = VecDeque::new();
-        Self { channel, asked: 0, last: NativeCounters::default(), requests }
+        Self {
+            channel,
+            asked: 0,
+            last: NativeCounters::default(),
+            requests: VecDeque::new(),
+            judge: None,
+            said: VecDeque::new(),
+        }
     }
 
-    /// Takes the channel to a supervisor, and waits until it serves.
-    pub(super) fn open(channel: OwnedFd) -> io::Result<Self> {
-        match receive_words(channel.as_fd())?.0.first() {
-            Some(0) => Ok(Self::new(channel)),
+    /// Takes the channel to a supervisor, and waits until it serves. `enforcer` judges the
+    /// connections.
+    pub(super) fn open(channel: OwnedFd, enforcer: Option<Arc<Enforcer>>) -> io::Result<Self> {
+        match receive_words(channel.as_fd(), RecvFlags::empty())?.0.first() {
+            Some(0) => Ok(Self { judge: enforcer.map(Judge::new), ..Self::new(channel) }),
             Some(errno) => Err(io::Error::from_raw_os_error(*errno as i32)),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
         }
@@ -99,7 +142,10 @@ impl Link {
     /// readable; returns false if the supervisor has gone, and with it the program's way to
     /// connect.
     pub fn is_served(&mut self) -> bool {
-        self.receive().is_ok()
+        let first = self.receive(RecvFlags::empty()).map(drop);
+        let more = (1..MESSAGES_PER_TURN).map(|_| self.receive(RecvFlags::DONTWAIT).map(drop));
+        let ended = [first].into_iter().chain(more).find_map(Result::err);
+        ended.is_none_or(|errno| errno == Errno::AGAIN)
     }
 
     /// Returns the next request. Some may have arrived with the answer to a question.
@@ -123,20 +169,66 @@ impl Link {
     }
 
     fn tell(&self, [kind, first, second, third]: [u64; 4]) {
-        // The supervisor reads everything before long; if it has gone, its channel tells.
-        let words = [UNASKED, kind, first, second, third];
-        let _ = send(&self.channel, &bytes(&words), SendFlags::NOSIGNAL);
+        tell(self.channel.as_fd(), &[UNASKED, kind, first, second, third]);
     }
 
-    /// Waits for a message; returns it unless it was a request.
-    fn receive(&mut self) -> Result<Option<Vec<u64>>, Errno> {
-        let (words, socket) = receive_words(self.channel.as_fd())?;
+    /// Answers the supervisor's questions about connections, and tells it which ones a new policy
+    /// denies. Does nothing without a policy.
+    pub fn judge(&mut self, now: Instant) {
+        let (channel, Some(judge)) = (self.channel.as_fd(), &mut self.judge) else { return };
+        for said in self.said.drain(..) {
+            match said {
+                Said::Begins(number, to) => {
+                    let verdict = judge.judge(number, to, now).number();
+                    tell(channel, &[UNASKED, VERDICT, number, verdict, 0]);
+                }
+                Said::Ended(ends) => {
+                    ends.into_iter().for_each(|end| judge.end(end, now));
+                    tell(channel, &[UNASKED, TAKEN, 0, 0, 0]);
+                }
+            }
+        }
+        for withdrawn in judge.review(now).chunks(WITHDRAWN_PER_MESSAGE) {
+            tell(channel, &[&[UNASKED, WITHDRAW], withdrawn].concat());
+        }
+    }
+
+    /// The program has ended: the audit gets the ends of all connections that were admitted.
+    pub fn finish(&mut self, now: Instant) {
+        if self.judge.is_none() {
+            return;
+        }
+        // A message has some of them, and the next one follows when it has been taken.
+        while self.ask([COUNTERS, 0, 0, 0], LAST_PATIENCE).is_some() {
+            let is_last = !self.said.iter().any(|said| matches!(said, Said::Ended(_)));
+            self.judge(now);
+            if is_last {
+                break;
+            }
+        }
+        if let Some(judge) = &mut self.judge {
+            judge.finish(now);
+        }
+    }
+
+    /// Receives a message; returns it unless it was a request.
+    fn receive(&mut self, flags: RecvFlags) -> Result<Option<Vec<u64>>, Errno> {
+        let (words, socket) = receive_words(self.channel.as_fd(), flags)?;
         let request = match *words.as_slice() {
             [UNASKED, LISTEN, number, port, backlog] => socket.map(|socket| {
                 let (port, backlog) = (port as u16, backlog as i32);
                 Request::Listen(WantedListener { number, socket, port, backlog })
             }),
             [UNASKED, ENDED, port] => Some(Request::Ended(PublishId(port))),
+            [UNASKED, JUDGE, number, high, low, port] => {
+                self.said.push_back(Said::Begins(number, address([high, low, port])));
+                None
+            }
+            [UNASKED, FLOWS_ENDED, ref ends @ ..] => {
+                let (ends, _) = ends.as_chunks();
+                self.said.push_back(Said::Ended(ends.iter().map(flow_end).collect()));
+                None
+            }
             _ => return Ok(Some(words)),
         };
         self.requests.extend(request);
@@ -187,7 +279,7 @@ impl Link {
             // The answer to an earlier question may come first, or requests. Few of these can be on
             // the way, so the patience begins anew after each.
             wait_readable(&[self.channel.as_fd()], Some(patience)).ok()??;
-            let numbers = self.receive().ok()?;
+            let numbers = self.receive(RecvFlags::empty()).ok()?;
             if let Some(numbers) = numbers.filter(|all| all.first() == Some(&self.asked)) {
                 return Some(numbers);
             }
@@ -210,7 +302,7 @@ pub(super) struct Question {
 }
 
 /// What it asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Counters,
     Flows(FlowQuery),
@@ -220,17 +312,31 @@ pub(super) enum Asked {
     Listening(u64, NativeListen),
     /// None: listeners at this port have to stop.
     Stop(PublishId),
+    /// None: what becomes of the connection with this number.
+    Verdict(u64, NativeVerdict),
+    /// None: the last ends have been taken.
+    Taken,
+    /// None: a new policy denies the connections with these numbers.
+    Withdraw(Vec<u64>),
 }
 
 /// Receives a question; `None` if the gateway has gone.
 pub(super) fn receive(link: BorrowedFd<'_>) -> Option<Question> {
-    let (words, _) = receive_words(link).ok()?;
+    let (words, _) = receive_words(link, RecvFlags::empty()).ok()?;
+    if let [UNASKED, WITHDRAW, numbers @ ..] = words.as_slice() {
+        return Some(Question { number: UNASKED, asked: Asked::Withdraw(numbers.to_vec()) });
+    }
     let [number, kind, first, second, third] = *words.first_chunk::<QUESTION_WORDS>()?;
     let asked = match kind {
         FLOWS => Asked::Flows(FlowQuery { from: first, most: second as usize, moved_min: third }),
         END => Asked::End((first as u32, second as u32)),
         LISTENING => Asked::Listening(first, listens(second, third)),
         STOP => Asked::Stop(PublishId(first)),
+        // What is not understood is the narrower way.
+        VERDICT => {
+            Asked::Verdict(first, NativeVerdict::of(second).unwrap_or(NativeVerdict::Interface))
+        }
+        TAKEN => Asked::Taken,
         _ => Asked::Counters,
     };
     Some(Question { number, asked })
@@ -253,15 +359,15 @@ pub(super) fn answer(
     now: Instant,
 ) -> bool {
     let mut words = vec![question.number];
-    match question.asked {
+    match &question.asked {
         Asked::Counters => words.extend(table.counters(diag).numbers()),
         Asked::Flows(query) => {
-            let page = table.page(&query, diag, now);
+            let page = table.page(query, diag, now);
             words.extend([page.visited as u64, page.next.unwrap_or(NONE)]);
             words.extend(page.flows.iter().flat_map(words_of));
         }
-        Asked::End(id) => words.push(table.reset(id, diag).number()),
-        Asked::Listening(..) | Asked::Stop(_) => return true,
+        Asked::End(id) => words.push(table.reset(*id, diag).number()),
+        _ => return true,
     }
     match send(link, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         // A gateway that does not read gets no more answers.
@@ -297,20 +403,58 @@ pub(super) fn listener_ended(link: BorrowedFd<'_>, port: PublishId) {
     let _ = send(link, &bytes(&[UNASKED, ENDED, port.0]), SendFlags::NOSIGNAL);
 }
 
+/// Asks the gateway for the verdict about a connection that leads `to` the host; its answer repeats
+/// `number`.
+///
+/// # Errors
+/// EAGAIN if the gateway does not read; others if it has gone.
+pub(super) fn ask_verdict(link: BorrowedFd<'_>, number: u64, to: SocketAddr) -> Result<(), Errno> {
+    let [high, low, port] = address_words(to);
+    let words = [UNASKED, JUDGE, number, high, low, port];
+    send(link, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
+}
+
+/// Reports ends of connections that were admitted, at most [`ENDS_PER_MESSAGE`].
+///
+/// # Errors
+/// EAGAIN if the gateway does not read; others if it has gone.
+pub(super) fn report_ends(link: BorrowedFd<'_>, ends: &[FlowEnd]) -> Result<(), Errno> {
+    let mut words = vec![UNASKED, FLOWS_ENDED];
+    words.extend(ends.iter().flat_map(|end| {
+        let [out, into] = end.bytes.unwrap_or_default();
+        [end.number, end.bytes.is_some().into(), out, into]
+    }));
+    send(link, &bytes(&words), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
+}
+
+fn flow_end(&[number, is_known, out, into]: &[u64; END_WORDS]) -> FlowEnd {
+    FlowEnd { number, bytes: (is_known != 0).then_some([out, into]) }
+}
+
+/// Sends a message of the gateway that is no question.
+fn tell(channel: BorrowedFd<'_>, words: &[u64]) {
+    // The supervisor reads everything before long; if it has gone, its channel tells.
+    let _ = send(channel, &bytes(words), SendFlags::NOSIGNAL);
+}
+
 /// Tells the gateway that the supervisor serves, or why it cannot.
 pub(super) fn report(link: BorrowedFd<'_>, error: Option<Errno>) -> Result<(), Errno> {
     let errno = error.map_or(0, |errno| errno.raw_os_error().unsigned_abs());
     send(link, &bytes(&[errno.into()]), SendFlags::NOSIGNAL).map(drop)
 }
 
-/// Waits for a message, if there is none, and receives it; an empty one is the end.
-fn receive_words(channel: BorrowedFd<'_>) -> Result<(Vec<u64>, Option<OwnedFd>), Errno> {
+/// Receives a message, for which it waits unless `flags` say otherwise; an empty one is the end.
+fn receive_words(
+    channel: BorrowedFd<'_>,
+    flags: RecvFlags,
+) -> Result<(Vec<u64>, Option<OwnedFd>), Errno> {
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let mut buffer = vec![0; WORDS_MAX * size_of::<u64>()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let length = loop {
         let mut parts = [IoSliceMut::new(&mut buffer)];
-        match recvmsg(channel, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(channel, &mut parts, &mut control, flags) {
             Ok(received) => break received.bytes,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
@@ -383,6 +527,8 @@ fn address([high, low, port]: [u64; 3]) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::egress::policy::Policy;
+    use crate::egress::rule::Action;
 
     /// Goal: flows arrive as they were sent.
     #[test]
@@ -435,6 +581,48 @@ mod tests {
         }
         link.stop(PublishId(9));
         assert_eq!(receive(theirs.as_fd()).unwrap().asked, Asked::Stop(PublishId(9)));
+    }
+
+    /// Goal: what is said about connections that are judged arrives, and is answered.
+    #[test]
+    fn connections_are_judged() {
+        let (ours, theirs) = towpath_io::namespace::channel::Channel::pair().unwrap();
+        let theirs = OwnedFd::from(theirs);
+        let policy = |default| Policy::new(Vec::new(), default, true).unwrap();
+        let enforcer = Arc::new(Enforcer::new(policy(Action::Allow), None));
+        report(theirs.as_fd(), None).unwrap();
+        let mut link = Link::open(ours.into(), Some(enforcer.clone())).unwrap();
+        let ask = |number, to: &str| ask_verdict(theirs.as_fd(), number, to.parse().unwrap());
+        ask(3, "203.0.113.1:80").unwrap();
+        ask(4, "[2001:db8::1]:53").unwrap();
+        ask(5, "203.0.113.2:80").unwrap();
+        assert!(link.is_served());
+        link.judge(Instant::START);
+        let asked = || receive(theirs.as_fd()).unwrap().asked;
+        assert_eq!(asked(), Asked::Verdict(3, NativeVerdict::Native));
+        assert_eq!(asked(), Asked::Verdict(4, NativeVerdict::Denied));
+        assert_eq!(asked(), Asked::Verdict(5, NativeVerdict::Native));
+        let ends = [(5, Some([1, u64::MAX])), (9, None)];
+        let ends = ends.map(|(number, bytes)| FlowEnd { number, bytes });
+        assert_eq!(
+            ends,
+            ends.map(|end| {
+                flow_end(&[
+                    end.number,
+                    end.bytes.is_some().into(),
+                    end.bytes.map_or(0, |all| all[0]),
+                    end.bytes.map_or(0, |all| all[1]),
+                ])
+            })
+        );
+        report_ends(theirs.as_fd(), &ends).unwrap();
+        enforcer.set_policy(policy(Action::Deny));
+        assert!(link.is_served());
+        link.judge(Instant::START);
+        assert_eq!(asked(), Asked::Taken);
+        assert_eq!(asked(), Asked::Withdraw(vec![3]), "the other one is over");
+        drop(theirs);
+        assert!(!link.is_served());
     }
 
     /// Goal: a late answer is skipped, and a supervisor that has gone is noticed.

@@ -6,12 +6,14 @@
 //!
 //! Limit: flows of the configuration. At the limit connections take the interface.
 
+use super::ticket::Ticket;
 use crate::flows::{FlowKind, FlowPage, FlowQuery, LISTED_MAX, ListedFlow, VISITED_MAX};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 use towpath_io::native::diag::{Carried, Diag};
-use towpath_io::native::{holders, socket};
+use towpath_io::native::holders;
+use towpath_io::native::socket::{self, State};
 use towpath_net::slab::{Key, Slab};
 use towpath_net::time::Instant;
 
@@ -30,13 +32,15 @@ pub(super) enum Kept {
     Unseen,
     /// There was no room: too many flows, or no descriptors.
     Full,
+    /// A policy decides by its bytes: by a greeting, or by bounds of them.
+    Policy,
 }
 
 impl Kept {
-    const COUNT: usize = 6;
+    const COUNT: usize = 7;
     /// The reasons in reports, in order.
     const NAMES: [&'static str; Self::COUNT] =
-        ["destination", "bound", "option", "other_ways", "unseen", "full"];
+        ["destination", "bound", "option", "other_ways", "unseen", "full", "policy"];
 }
 
 /// Counters of native connections.
@@ -46,7 +50,10 @@ pub struct NativeCounters {
     pub begun: u64,
     /// Connections that the host refused or could not make, before the program got the socket.
     pub refused: u64,
-    /// Connections that were ended on request ([`Link::end`](super::Link::end)).
+    /// Connections that a policy denied, before the program got a socket.
+    pub denied: u64,
+    /// Connections that were ended on request ([`Link::end`](super::Link::end)), or because a new
+    /// policy denies them.
     pub ended: u64,
     /// Open connections.
     pub open: u64,
@@ -62,7 +69,7 @@ pub struct NativeCounters {
 
 impl NativeCounters {
     /// The number of numbers.
-    pub(super) const LEN: usize = 7 + Kept::COUNT;
+    pub(super) const LEN: usize = 8 + Kept::COUNT;
 
     /// Connections that took the interface, by reason.
     pub fn interface(&self) -> impl Iterator<Item = (&'static str, u64)> {
@@ -71,18 +78,21 @@ impl NativeCounters {
 
     /// Returns all numbers.
     pub(super) fn numbers(&self) -> [u64; Self::LEN] {
-        let Self { begun, refused, ended, open, listeners, bytes_out, bytes_in, kept } = *self;
+        let Self { begun, refused, denied, ended, open, listeners, .. } = *self;
+        let Self { bytes_out, bytes_in, kept, .. } = *self;
         let mut numbers = [0; Self::LEN];
         let (first, last) = numbers.split_at_mut(Self::LEN - Kept::COUNT);
-        first.copy_from_slice(&[begun, refused, ended, open, listeners, bytes_out, bytes_in]);
+        let all = [begun, refused, denied, ended, open, listeners, bytes_out, bytes_in];
+        first.copy_from_slice(&all);
         last.copy_from_slice(&kept);
         numbers
     }
 
     /// The counters with these numbers.
     pub(super) fn of(numbers: [u64; Self::LEN]) -> Self {
-        let [begun, refused, ended, open, listeners, bytes_out, bytes_in, kept @ ..] = numbers;
-        Self { begun, refused, ended, open, listeners, bytes_out, bytes_in, kept }
+        let [begun, refused, denied, ended, open, listeners, rest @ ..] = numbers;
+        let [bytes_out, bytes_in, kept @ ..] = rest;
+        Self { begun, refused, denied, ended, open, listeners, bytes_out, bytes_in, kept }
     }
 }
 
@@ -113,6 +123,8 @@ impl Ended {
 #[derive(Debug)]
 pub(super) struct Flow {
     cookie: u64,
+    /// The inode of a socket that the supervisor has made.
+    inode: u32,
     /// Its own address and the peer's, on the host.
     outside: [SocketAddr; 2],
     /// Both addresses as the program sees them.
@@ -127,6 +139,10 @@ pub(super) struct Flow {
     has_gone: bool,
     /// The host began it.
     is_inbound: bool,
+    /// The policy has admitted it.
+    ticket: Option<Ticket>,
+    /// A new policy denies it, and its socket has not been found yet.
+    is_withdrawn: bool,
     /// What the last list has shown.
     listed: ([u64; 2], Instant),
 }
@@ -140,6 +156,7 @@ impl Flow {
     ) -> Self {
         Self {
             cookie,
+            inode: 0,
             outside,
             inside,
             begun,
@@ -148,7 +165,22 @@ impl Flow {
             is_collected: false,
             has_gone: false,
             is_inbound: false,
+            ticket: None,
+            is_withdrawn: false,
             listed: ([0; 2], begun),
+        }
+    }
+
+    /// The program has got the socket with this inode, whose bytes only the kernel knows from now
+    /// on. Keeps what the policy has admitted until the end of the flow.
+    pub(super) fn given(self, inode: u32, ticket: Option<Ticket>) -> Self {
+        Self { inode, ticket: ticket.map(Ticket::uncounted), ..self }
+    }
+
+    /// The flow is over for the policy, with the bytes that are known.
+    fn settle(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            ticket.end(self.bytes);
         }
     }
 
@@ -198,10 +230,13 @@ impl Table {
             self.swept = Some(now);
             (0..self.flows.places_len() as u32).for_each(|index| self.visit(index, diag));
             let gone = self.flows.iter().filter(|(_, flow)| flow.has_gone);
-            let gone: Vec<(Key, u64)> = gone.map(|(key, flow)| (key, flow.cookie)).collect();
-            for (key, cookie) in gone {
-                self.by_cookie.remove(&cookie);
-                self.flows.remove(key);
+            let mut gone: HashSet<u64> = gone.map(|(_, flow)| flow.cookie).collect();
+            if !gone.is_empty() {
+                // Those that the program has bound to an interface are still there.
+                diag.all_connections(|open| _ = gone.remove(&open.cookie));
+            }
+            for cookie in gone {
+                self.by_cookie.remove(&cookie).map(|key| self.flows.remove(key));
             }
         }
         self.is_at_limit()
@@ -216,6 +251,10 @@ impl Table {
 
     pub(super) fn refused(&mut self) {
         self.counters.refused += 1;
+    }
+
+    pub(super) fn denied(&mut self) {
+        self.counters.denied += 1;
     }
 
     pub(super) fn keep(&mut self, why: Kept) {
@@ -256,6 +295,10 @@ impl Table {
         let Some(key) = self.by_cookie.remove(&ended.cookie) else { return false };
         if let Some(flow) = self.flows.get_mut(key) {
             count(&mut self.counters, flow, ended);
+            // Zeros are what the kernel reports of a socket that the program has closed by a reset.
+            if ended.bytes_out + ended.bytes_in > 0 {
+                flow.settle();
+            }
         }
         self.flows.remove(key).is_some()
     }
@@ -265,19 +308,53 @@ impl Table {
     pub(super) fn reset(&mut self, (index, generation): (u32, u32), diag: &mut Diag) -> Ended {
         let Some(flow) = self.flows.get_mut(Key { index, generation }) else { return Ended::Gone };
         let [local, peer] = flow.outside;
-        let Ok(carried) = diag.ask(flow.cookie, local, peer) else {
+        // It is not known if it has gone, and if the program has bound it to an interface.
+        let carried = diag.ask(flow.cookie, local, peer).ok();
+        let inode = carried.map_or(flow.inode, |carried| carried.inode);
+        let Some(socket) = holders::find(inode, flow.cookie) else {
+            flow.has_gone |= carried.is_none();
+            return if carried.is_none() { Ended::Gone } else { Ended::Hidden };
+        };
+        if socket::state(&socket) == Ok(State::Closed) {
             flow.has_gone = true;
             return Ended::Gone;
-        };
-        let found = holders::find(carried.inode, carried.cookie);
-        if found.is_none_or(|socket| socket::reset(&socket).is_err()) {
+        }
+        if socket::reset(&socket).is_err() {
             return Ended::Hidden;
         }
-        // Afterwards the kernel does not know them any more.
-        count(&mut self.counters, flow, &carried);
-        flow.has_gone = true;
-        self.counters.ended += 1;
+        was_reset(&mut self.counters, flow, carried.as_ref());
         Ended::Reset
+    }
+
+    /// A new policy denies the flows with these numbers of [`Ticket`]: they have to end.
+    pub(super) fn withdraw(&mut self, numbers: &HashSet<u64>) {
+        for flow in self.flows.places_mut().flatten() {
+            let is_one = |ticket: &Ticket| numbers.contains(&ticket.number());
+            flow.is_withdrawn |= flow.ticket.as_ref().is_some_and(is_one);
+        }
+    }
+
+    /// Resets the connections of withdrawn flows, as [`reset`](Self::reset) does. Returns false if
+    /// some were not found: their sockets are on the way between two processes, or have gone, and
+    /// that has not been reported yet.
+    pub(super) fn end_withdrawn(&mut self, diag: &mut Diag) -> bool {
+        let (mut wanted, mut known) = (HashMap::new(), HashMap::new());
+        for flow in self.flows.places_mut().flatten().filter(|flow| flow.is_withdrawn) {
+            let [local, peer] = flow.outside;
+            wanted.insert(flow.inode, flow.cookie);
+            // Not known is one that the program has bound to an interface.
+            if let Ok(carried) = diag.ask(flow.cookie, local, peer) {
+                known.insert(flow.cookie, carried);
+            }
+        }
+        holders::find_each(wanted, |cookie, socket| {
+            let flow = self.by_cookie.get(&cookie).and_then(|key| self.flows.get_mut(*key));
+            if let (Some(flow), Ok(())) = (flow, socket::reset(&socket)) {
+                was_reset(&mut self.counters, flow, known.get(&cookie));
+                flow.is_withdrawn = false;
+            }
+        });
+        !self.flows.places().flatten().any(|flow| flow.is_withdrawn)
     }
 
     /// Asks the kernel for a flow, if there is one at this index. A socket that is closed on the
@@ -331,6 +408,17 @@ impl Table {
     }
 }
 
+/// A flow was reset; afterwards the kernel does not know its bytes any more.
+fn was_reset(counters: &mut NativeCounters, flow: &mut Flow, carried: Option<&Carried>) {
+    if let Some(carried) = carried {
+        count(counters, flow, carried);
+        flow.settle();
+    }
+    flow.ticket = None;
+    flow.has_gone = true;
+    counters.ended += 1;
+}
+
 /// Counts what a flow has carried since it was last looked at.
 fn count(counters: &mut NativeCounters, flow: &mut Flow, carried: &Carried) {
     let [out, into] = flow.bytes;
@@ -376,6 +464,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
+    use super::super::ticket::Ends;
     use super::*;
     use std::io::{Read, Write};
 
@@ -443,6 +532,44 @@ mod tests {
         let NativeCounters { ended, open, bytes_out, .. } = table.counters(&mut diag);
         assert_eq!((ended, open, bytes_out), (1, 1, 100));
         assert_eq!(Ended::ALL.map(|ended| Ended::of(ended.number())), Ended::ALL.map(Some));
+    }
+
+    /// Goal: withdrawn flows are reset, also one that the kernel does not find by its addresses.
+    /// The others are not, and the end of each is reported once.
+    #[test]
+    fn withdrawn_flows_end() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut diag = Diag::open().unwrap();
+        let mut table = Table::new(4);
+        let ends = Ends::default();
+        let mut pair = |number| {
+            let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let cookie = rustix::net::sockopt::socket_cookie(&own).unwrap();
+            let mut outside = [own.local_addr().unwrap(), own.peer_addr().unwrap()];
+            if number == 2 {
+                outside[1] = at("192.0.2.1:80");
+            }
+            let inode = rustix::fs::fstat(&own).unwrap().st_ino as u32;
+            let flow = Flow::new(cookie, outside, outside, Instant::START);
+            table.begin(flow.given(inode, Some(Ticket::new(number, &ends))));
+            (own, listener.accept().unwrap().0)
+        };
+        let [first, bound, (mut own, mut kept)] = [1, 2, 3].map(&mut pair);
+        (&first.1).write_all(&[1; 50]).unwrap();
+        table.withdraw(&HashSet::from([1, 2, 7]));
+        assert!(table.end_withdrawn(&mut diag) && table.end_withdrawn(&mut diag));
+        for (_, mut accepted) in [first, bound] {
+            let error = accepted.read(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        }
+        own.write_all(&[1; 10]).unwrap();
+        kept.read_exact(&mut [0; 10]).unwrap();
+        assert_eq!(table.counters(&mut diag).ended, 2);
+        drop(table);
+        let ends = ends.take().into_iter();
+        let mut reported: Vec<_> = ends.map(|end| (end.number, end.bytes)).collect();
+        reported.sort_unstable();
+        assert_eq!(reported, [(1, Some([0, 50])), (2, None), (3, None)]);
     }
 
     #[test]

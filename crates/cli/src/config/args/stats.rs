@@ -27,17 +27,17 @@ use crate::exit;
 /// other side; flows of --host-udp-ports: `udp_flows`, `udp_begun`, and `udp_refused` datagrams;
 /// `bytes_out` and `bytes_in` of all of them. `native`, with --native: connections whose socket is
 /// one of the host, which no other counter includes: `flows` (open), `listeners`, `begun`,
-/// `refused`, `ended` (by `towpath flows --end`), `bytes_out`, `bytes_in`, and `interface`:
-/// connections that took the interface, by reason. `egress`, with a policy: `allowed` and `denied`
-/// flows, of each of its `rules`, too, `questions_refused` and `answers_refused` of resolvers,
-/// `policy` (the number of policies so far), `audit_lost` (records), and `bounds`: for each rule
-/// with a bandwidth or quota, and for all flows of a guest (`*`), `delayed_bytes`, `dropped`
-/// datagrams, and flows that were `over_quota`. `packets`: `from_program`,
-/// `to_program`, the super-packets among them, and `retransmitted`. `taken`: packets and frames of
-/// memory in use. `dropped`: by reason. `workers`, with several workers: these counters for each,
-/// `handed_over` packets, and `flows_taken` over from other workers. For `up` also `stations` (in
-/// the address table of the switch), and `ports`: for each, packets, bytes and drops. Later
-/// versions may add names.
+/// `refused`, `denied` (by the policy), `ended` (by `towpath flows --end` or a new policy),
+/// `bytes_out`, `bytes_in`, and `interface`: connections that took the interface, by reason.
+/// `egress`, with a policy: `allowed` and `denied` flows, of each of its `rules`, too,
+/// `questions_refused` and `answers_refused` of resolvers, `policy` (the number of policies so
+/// far), `audit_lost` (records), and `bounds`: for each rule with a bandwidth or quota, and for all
+/// flows of a guest (`*`), `delayed_bytes`, `dropped` datagrams, and flows that were `over_quota`.
+/// `packets`: `from_program`, `to_program`, the super-packets among them, and `retransmitted`.
+/// `taken`: packets and frames of memory in use. `dropped`: by reason. `workers`, with several
+/// workers: these counters for each, `handed_over` packets, and `flows_taken` over from other
+/// workers. For `up` also `stations` (in the address table of the switch), and `ports`: for each,
+/// packets, bytes and drops. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

@@ -15,6 +15,7 @@ use towpath_gateway::report::Report;
 use towpath_gateway::worker::Worker;
 use towpath_gateway::worker_group::WorkerGroup;
 use towpath_io::namespace::sockets::SocketSource;
+use towpath_net::time::Instant;
 
 use crate::control::api::Serving;
 use crate::control::published::Publishing;
@@ -94,6 +95,14 @@ impl Threads {
         match self {
             Self::One(worker) => worker.take_revoked(),
             Self::Several(workers) => workers.take_revoked(),
+        }
+    }
+
+    /// Returns the time of the clock that all workers share.
+    pub(super) fn now(&self) -> Instant {
+        match self {
+            Self::One(worker) => worker.now(),
+            Self::Several(workers) => workers.now(),
         }
     }
 

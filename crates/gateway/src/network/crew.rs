@@ -322,16 +322,8 @@ impl Crew {
         }
     }
 
-    /// Returns the newest reports that arrive in time, with the counters of these ports.
-    pub(super) fn reports(&self, ids: &Arc<[PortId]>) -> Vec<HelperReport> {
-        self.others.iter().for_each(|other| other.ask_report(ids));
-        let each = REPORT_PATIENCE / self.others.len().max(1) as u32;
-        self.others.iter().map(|other| other.report(each)).collect()
-    }
-}
-
-impl Drop for Crew {
-    fn drop(&mut self) {
+    /// Ends the threads and waits for them. All that they report is in the news then.
+    pub(super) fn end(&mut self) {
         for other in &mut self.others {
             other.commands = None;
             other.bell.ring();
@@ -343,6 +335,19 @@ impl Drop for Crew {
                 let _ = handle.join();
             }
         }
+    }
+
+    /// Returns the newest reports that arrive in time, with the counters of these ports.
+    pub(super) fn reports(&self, ids: &Arc<[PortId]>) -> Vec<HelperReport> {
+        self.others.iter().for_each(|other| other.ask_report(ids));
+        let each = REPORT_PATIENCE / self.others.len().max(1) as u32;
+        self.others.iter().map(|other| other.report(each)).collect()
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -260,25 +260,28 @@ impl Network {
     /// # Errors
     /// That of a worker that has ended.
     pub(super) fn hear_news(&mut self) -> io::Result<()> {
-        let Self { crew: Some(crew), members, switch, tell, departed, .. } = self else {
-            return Ok(());
-        };
-        crew.bell().clear();
-        while let Some(news) = crew.news() {
-            match news {
-                News::Turned { index, caps, events } => {
-                    // The port may have been removed since.
-                    let Some(member) = &members[index] else { continue };
-                    let _ = switch.set_caps(member.id, caps);
-                    if let Some(tell) = tell {
-                        events.iter().for_each(|event| tell(&member.name, event));
-                    }
+        self.crew.iter().for_each(|crew| crew.bell().clear());
+        while let Some(news) = self.crew.as_ref().and_then(Crew::news) {
+            self.hear(news)?;
+        }
+        Ok(())
+    }
+
+    /// Takes note of one of the news.
+    fn hear(&mut self, news: News) -> io::Result<()> {
+        match news {
+            News::Turned { index, caps, events } => {
+                // The port may have been removed since.
+                let Some(member) = &self.members[index] else { return Ok(()) };
+                let _ = self.switch.set_caps(member.id, caps);
+                if let Some(tell) = &mut self.tell {
+                    events.iter().for_each(|event| tell(&member.name, event));
                 }
-                News::Departed => departed.take().iter().for_each(EventDoorbell::ring),
-                News::Ended(result) => {
-                    result?;
-                    return Err(io::Error::other("a worker ended"));
-                }
+            }
+            News::Departed => self.departed.take().iter().for_each(EventDoorbell::ring),
+            News::Ended(result) => {
+                result?;
+                return Err(io::Error::other("a worker ended"));
             }
         }
         Ok(())
@@ -333,6 +336,17 @@ impl Network {
         let ids: Arc<[PortId]> =
             self.members.iter().flatten().map(|member| member.id).chain(gateway).collect();
         crew.reports(&ids)
+    }
+}
+
+impl Drop for Network {
+    /// Ends the other workers, and passes on what their ports reported last.
+    fn drop(&mut self) {
+        self.crew.iter_mut().for_each(Crew::end);
+        while let Some(news) = self.crew.as_ref().and_then(Crew::news) {
+            // All workers have ended.
+            let _ = self.hear(news);
+        }
     }
 }
 

@@ -1,8 +1,12 @@
 //! Workers that end before the network does, and workers that do not answer.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 
+use towpath_io::endpoint::Connection;
 use towpath_net::time::Duration;
 use towpath_packet::Ledger;
 
@@ -88,6 +92,31 @@ fn cannot_change(worker: &mut Worker<Network>, last: usize, ended: &str) {
     for removed in ["p0", &name] {
         assert!(worker.inside_mut().find(removed).is_err(), "{removed}");
     }
+}
+
+/// Goal: what the ports of all other workers report just before the network ends is passed on.
+/// Method: the first worker has no turn after the machines are gone.
+#[test]
+fn last_reports_of_ports_are_passed_on() {
+    let (mut worker, paths) = running(3);
+    let network = worker.inside_mut();
+    let (tell, told) = channel();
+    network.on_news(Box::new(move |port, _| drop(tell.send(port.to_owned()))));
+    let machines = ["a", "b", "c"].map(|name| {
+        let (near, far) = UnixStream::pair().expect("sockets");
+        let attachment = Attachment::VhostUserFd(Connection::new(near.into()).expect("connected"));
+        network.add_port(name, attachment, PortSettings::default()).expect("added");
+        far
+    });
+    let report = network.report(Instant::START).ports;
+    let places: Vec<_> = report.iter().map(|port| (&port.name[..], port.worker)).collect();
+    assert_eq!(places[3..], [("a", 0), ("b", 1), ("c", 2)]);
+    drop(machines);
+    drop(worker);
+    // Each may have had several reports.
+    let names: BTreeSet<_> = told.iter().collect();
+    assert!(names.iter().eq(["b", "c"]), "{names:?}");
+    assert!(paths.iter().all(|path| !path.exists()), "nothing is left");
 }
 
 /// Goal: a report lists the ports of a worker that does not answer, also if it has not reported

@@ -18,7 +18,8 @@
 //!
 //! Modules form a line, and each uses only those before it: `{cases, lab, process, say, scratch} →
 //! {ping_pong, results, system} → {flows, iperf, report} → {datagrams, plot, vm} → {events,
-//! tunnels, vhost, zerocopy} → {gateway, work} → ring`.
+//! tunnels, vhost, zerocopy} → {gateway, work} → {ring,
+//! workers}`.
 #![deny(unsafe_code)]
 
 use std::fs::File;
@@ -63,6 +64,7 @@ mod tunnels;
 mod vhost;
 mod vm;
 mod work;
+mod workers;
 mod zerocopy;
 
 /// Measure throughput, latency and cost on this machine.
@@ -90,6 +92,9 @@ mod zerocopy;
 /// `vhost` sends packets of 64 bytes and of nearly 64 KiB from one vhost-user port to another,
 /// through a switch of towpath's and through DPDK's testpmd. Needs root and dpdk-testpmd.
 ///
+/// `workers` sends packets of 64 bytes between virtual machines whose drivers are in the threads of
+/// two workers, and compares that with one worker. Needs root and two processors.
+///
 /// `tunnels` sends TCP between machines on two hosts that VXLAN joins, through two towpaths and
 /// through the kernel's own VXLAN devices on the same veth pair, over IPv4 and IPv6. Needs root, ip
 /// and iperf3.
@@ -115,7 +120,8 @@ struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// Seconds of each measurement [default: 3; zerocopy, ring, vm, vhost, tunnels, events: 1]
+    /// Seconds of each measurement [default: 3; zerocopy, ring, vm, vhost, workers, tunnels,
+    /// events: 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
 
@@ -166,6 +172,8 @@ enum Bench {
     Vm,
     /// Ports for virtual machines, and DPDK's.
     Vhost,
+    /// Two workers, and one.
+    Workers,
     /// Tunnels between hosts, and the kernel's.
     Tunnels,
     /// Servers, transfers and reads of files by the event queue.
@@ -180,6 +188,7 @@ impl Bench {
             Self::Ring => ring::all().collect(),
             Self::Vm => vm::all().collect(),
             Self::Vhost => vhost::all().collect(),
+            Self::Workers => workers::all().collect(),
             Self::Tunnels => tunnels::all().collect(),
             Self::Events => events::all().collect(),
         }
@@ -203,6 +212,7 @@ enum Plan {
     Ring(Timed),
     Vm(vm::Plan),
     Vhost(Timed),
+    Workers(Timed),
     Tunnels(Timed),
     Events(Timed),
 }
@@ -328,6 +338,7 @@ fn plan(arguments: &Arguments) -> Plan {
             Plan::Vm(vm::Plan { timed: timed(selection, vm::SPAN_QUICK), images })
         }
         Bench::Vhost => Plan::Vhost(timed(selection, vhost::SPAN_QUICK)),
+        Bench::Workers => Plan::Workers(timed(selection, workers::SPAN_QUICK)),
         Bench::Tunnels => Plan::Tunnels(timed(selection, tunnels::SPAN_QUICK)),
         Bench::Events => Plan::Events(timed(selection, events::SPAN_QUICK)),
     }
@@ -355,6 +366,7 @@ fn measure(
         Plan::Ring(plan) => ring::measure(plan)?,
         Plan::Vm(plan) => vm::measure(plan, &kernel, scratch)?,
         Plan::Vhost(plan) => vhost::measure(plan, scratch)?,
+        Plan::Workers(plan) => workers::measure(plan)?,
         Plan::Tunnels(plan) => tunnels::measure(plan)?,
         Plan::Events(plan) => events::measure(plan, scratch)?,
     };

@@ -7,7 +7,7 @@
 
 mod gateway;
 pub(super) mod guests;
-mod network;
+pub(super) mod network;
 mod tap;
 
 use std::str::FromStr;

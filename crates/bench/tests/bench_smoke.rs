@@ -291,6 +291,24 @@ fn a_quick_run_of_vhost_yields_all_figures() {
     }
 }
 
+/// Checks only that there are figures, not what a second worker gains.
+#[test]
+fn a_quick_run_of_workers_yields_figures() {
+    if let Some(reason) = cannot_run(&[]) {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        eprintln!("skipped: two workers need two processors");
+        return;
+    }
+    let run = Run::of("workers", &[]);
+    run.check_names(["workers_within_64B", "workers_across_64B"].map(str::to_owned));
+    for object in run.cases.values() {
+        assert!(is_measured(object), "{object}: {}", run.errors);
+    }
+}
+
 /// Checks only that there are figures, not which tunnel is faster.
 #[test]
 fn a_quick_run_of_tunnels_yields_figures() {

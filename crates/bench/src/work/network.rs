@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
 use towpath_gateway::config::Config;
-use towpath_gateway::network::{Attachment, Network, NetworkConfig, PortSettings};
+use towpath_gateway::network::{Attachment, Network, NetworkConfig, OtherWorker, PortSettings};
 use towpath_io::endpoint::Connection;
 use towpath_io::vhost_user::driver::{DriverQueue, FrontEnd, GuestRam};
 use towpath_io::vhost_user::virtq::Segment;
@@ -26,26 +26,7 @@ use crate::vm::workload::{SENDER, SMALL, VIRTIO};
 pub(super) fn pass(workers: usize, count: u32) -> anyhow::Result<()> {
     let mut rig = Rig::new(workers)?;
     let number = workers.max(2) as u8;
-    let ends = (0..number).map(|own| rig.attach(own)).collect::<anyhow::Result<Vec<_>>>()?;
-    let places = rig.network.report(NOW).ports.into_iter().map(|port| port.worker);
-    ensure!(places.eq((0..number.into()).map(|own| own % workers)), "the ports do not take turns");
-    // The network answers while all of them connect.
-    let connect = |(own, end)| thread::spawn(move || Guest::connect(end, own, (own + 1) % number));
-    let connecting: Vec<_> = (0..).zip(ends).map(connect).collect();
-    while !connecting.iter().all(JoinHandle::is_finished) {
-        rig.turn()?;
-        thread::sleep(Duration::from_millis(1));
-    }
-    let mut guests = Vec::new();
-    for guest in connecting {
-        guests.push(guest.join().map_err(|_| anyhow!("a driver panicked"))??);
-    }
-    // The first packet of each goes to all.
-    guests.iter_mut().try_for_each(|guest| guest.send(1))?;
-    for _ in 0..TURNS_TO_LEARN {
-        rig.turn()?;
-        guests.iter_mut().try_for_each(|guest| guest.take().map(drop))?;
-    }
+    let mut guests = rig.connect(number, |own| (own + 1) % number)?;
     let mut left = count.div_ceil(number.into());
     while left > 0 {
         let batch = TOGETHER.min(left);
@@ -56,7 +37,7 @@ pub(super) fn pass(workers: usize, count: u32) -> anyhow::Result<()> {
 }
 
 /// A driver.
-struct Guest {
+pub(crate) struct Guest {
     receive: DriverQueue,
     transmit: DriverQueue,
     /// The packet that it sends, in its memory.
@@ -81,18 +62,16 @@ impl Guest {
         Ok(Self { receive, transmit, packet, _ram: ram, _front_end: front_end })
     }
 
-    /// Sends its packet so many times.
-    fn send(&mut self, count: u32) -> anyhow::Result<()> {
+    /// Sends its packet up to `count` times, as often as there is room. Returns how often.
+    pub(crate) fn send(&mut self, count: u32) -> u32 {
         while self.transmit.used().is_some() {}
-        for _ in 0..count {
-            ensure!(self.transmit.add(&self.packet, &[], 0), "the queue is full");
-        }
+        let sent = (0..count).take_while(|_| self.transmit.add(&self.packet, &[], 0)).count();
         self.transmit.publish();
-        Ok(())
+        sent as u32
     }
 
     /// Takes the received packets, and offers their buffers again. Returns their bytes.
-    fn take(&mut self) -> anyhow::Result<u64> {
+    pub(crate) fn take(&mut self) -> anyhow::Result<u64> {
         let mut came = 0;
         while let Some((token, bytes)) = self.receive.used() {
             came += u64::from(bytes);
@@ -115,14 +94,17 @@ fn station(number: u8) -> [u8; 6] {
     [2, 0, 0, 0, 1, number]
 }
 
-struct Rig {
+/// A network, and the memory of its first worker.
+pub(crate) struct Rig {
     network: Network,
+    workers: usize,
     memory: Memory,
     ledger: Ledger,
 }
 
 impl Rig {
-    fn new(workers: usize) -> anyhow::Result<Self> {
+    /// Makes a network with so many workers, none of which has a thread.
+    pub(crate) fn new(workers: usize) -> anyhow::Result<Self> {
         let config = Config { ipv4: None, ipv6: None, workers, ..Config::default() };
         let mut network = Network::new(NetworkConfig {
             mtu: config.mtu,
@@ -134,7 +116,48 @@ impl Rig {
         })?;
         network.set_workers(&config)?;
         let memory = Memory::new(MemoryConfig::within(config.memory_bytes));
-        Ok(Self { network, memory, ledger: Ledger::new() })
+        Ok(Self { network, workers, memory, ledger: Ledger::new() })
+    }
+
+    /// Connects so many guests, whose ports the workers have in turn, and makes their addresses
+    /// known. Guest `own` sends to guest `next(own)`.
+    pub(crate) fn connect(
+        &mut self,
+        number: u8,
+        next: impl Fn(u8) -> u8,
+    ) -> anyhow::Result<Vec<Guest>> {
+        let ends = (0..number).map(|own| self.attach(own)).collect::<anyhow::Result<Vec<_>>>()?;
+        let places = self.network.report(NOW).ports.into_iter().map(|port| port.worker);
+        let workers = self.workers;
+        ensure!(places.eq((0..number.into()).map(|own| own % workers)), "ports do not take turns");
+        // The network answers while all of them connect.
+        let connect = |(own, end)| {
+            let next = next(own);
+            thread::spawn(move || Guest::connect(end, own, next))
+        };
+        let connecting: Vec<_> = (0..).zip(ends).map(connect).collect();
+        while !connecting.iter().all(JoinHandle::is_finished) {
+            self.turn()?;
+            thread::sleep(Duration::from_millis(1));
+        }
+        let mut guests = Vec::new();
+        for guest in connecting {
+            guests.push(guest.join().map_err(|_| anyhow!("a driver panicked"))??);
+        }
+        // The first packet of each goes to all.
+        for guest in &mut guests {
+            ensure!(guest.send(1) == 1, "the queue is full");
+        }
+        for _ in 0..TURNS_TO_LEARN {
+            self.turn()?;
+            guests.iter_mut().try_for_each(|guest| guest.take().map(drop))?;
+        }
+        Ok(guests)
+    }
+
+    /// Hands out the workers beside the first one.
+    pub(crate) fn take_others(&mut self) -> Vec<OtherWorker> {
+        self.network.take_others()
     }
 
     /// Adds the port of a guest. Returns the other end of its connection.
@@ -150,7 +173,9 @@ impl Rig {
     /// time.
     #[inline(never)]
     fn pass(&mut self, guests: &mut [Guest], count: u32) -> anyhow::Result<()> {
-        guests.iter_mut().try_for_each(|guest| guest.send(count))?;
+        for guest in &mut *guests {
+            ensure!(guest.send(count) == count, "the queue is full");
+        }
         let expected = u64::from(count) * SMALL.bytes_received();
         let mut missing = vec![expected; guests.len()];
         for _ in 0..TURNS_MAX {
@@ -168,12 +193,18 @@ impl Rig {
 
     /// Gives all workers a turn.
     fn turn(&mut self) -> anyhow::Result<()> {
-        let Self { network, memory, ledger } = self;
-        let mut cx = Context { memory, ledger, now: NOW };
+        self.turn_of_first(NOW)?;
+        Ok(self.network.step_others(NOW)?)
+    }
+
+    /// Gives the first worker a turn at this time.
+    pub(crate) fn turn_of_first(&mut self, now: Instant) -> anyhow::Result<()> {
+        let Self { network, memory, ledger, .. } = self;
+        let mut cx = Context { memory, ledger, now };
         network.poll();
         network.turn(true, &mut cx)?;
         network.receive(&mut Burst::new(), &mut cx)?;
-        Ok(network.step_others(NOW)?)
+        Ok(())
     }
 }
 
@@ -183,4 +214,4 @@ const TOGETHER: u32 = 32;
 const TURNS_TO_LEARN: u32 = 4;
 /// Many more than any packet takes.
 const TURNS_MAX: u32 = 100;
-const NOW: Instant = Instant::START;
+pub(crate) const NOW: Instant = Instant::START;

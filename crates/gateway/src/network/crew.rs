@@ -201,6 +201,11 @@ impl Crew {
         idle.try_for_each(|helper| helper.step(now))
     }
 
+    /// Takes out the helpers that have no thread. Commands wait for them from now on.
+    pub(super) fn take_idle(&mut self) -> impl Iterator<Item = Box<Helper>> {
+        self.others.iter_mut().filter_map(|other| other.idle.get_mut().take())
+    }
+
     /// Calls `make` with the sender of an answer, and waits for what helper `thread` answers to
     /// that command.
     ///

@@ -61,6 +61,7 @@ pub use evpn::{Evpn, EvpnError, EvpnReport, EvpnSettings, Password, TellEvpn, vt
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
 pub use remotes::{Busy, CHANGES_MAX, ControlEvent, ControlPlane, EVENTS_MAX, PortRemotes};
 pub use report::{DeviceReport, NetworkReport, PortReport};
+pub use several::OtherWorker;
 pub use transaction::{Change, Operation, OperationError, TransactionError};
 pub use tunnel::{InvalidVxlan, VxlanSettings};
 pub use vxlan::VxlanCounters;

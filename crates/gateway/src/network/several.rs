@@ -16,7 +16,7 @@ use towpath_packet::{Burst, Caps, Context, Site};
 
 use super::crew::{Crew, Terms};
 use super::gateway_port::GatewayPort;
-use super::helper::{Command, HelperReport, News};
+use super::helper::{Command, Helper, HelperReport, News};
 use super::links::Errand;
 use super::outputs::Outputs;
 use super::port::{Port, Returned, Shape, is_short};
@@ -75,6 +75,13 @@ impl Network {
     /// The error of the system call that failed.
     pub fn step_others(&mut self, now: Instant) -> io::Result<()> {
         self.crew.iter_mut().try_for_each(|crew| crew.step(now))
+    }
+
+    /// Hands out the other workers that have no thread yet, in the order of their numbers. The
+    /// caller gives them their turns, on any threads. For measurements that do more on the thread
+    /// of each worker. Changes of ports and reports wait for these turns.
+    pub fn take_others(&mut self) -> Vec<OtherWorker> {
+        self.crew.iter_mut().flat_map(Crew::take_idle).map(OtherWorker).collect()
     }
 
     /// Returns the worker for a new port: the one with the fewest ports, and the first one of
@@ -347,6 +354,20 @@ impl Drop for Network {
             // All workers have ended.
             let _ = self.hear(news);
         }
+    }
+}
+
+/// A worker beside the first one that the caller gives its turns ([`Network::take_others`]). It may
+/// move between threads.
+pub struct OtherWorker(Box<Helper>);
+
+impl OtherWorker {
+    /// Runs a turn at this time. It looks for work and does not wait.
+    ///
+    /// # Errors
+    /// The error of the system call that failed.
+    pub fn step(&mut self, now: Instant) -> io::Result<()> {
+        self.0.step(now)
     }
 }
 

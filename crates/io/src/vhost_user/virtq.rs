@@ -215,24 +215,28 @@ enum Ring {
 }
 
 impl Ring {
-    /// Reads up to `most` of the next chains into `batch`, which it replaces: see [`batch`].
+    /// Reads up to `most` chains into `batch`, which it replaces: see [`batch`]. The first `before`
+    /// of the next chains are skipped: they are in another batch, which was read just before.
     #[inline]
     fn read<'m>(
         &mut self,
         lookup: &mut Lookup<'m>,
         batch: &mut Batch<'m>,
         kind: Kind,
-        most: usize,
+        (before, most): (usize, usize),
     ) {
         let most = most.min(BATCH_MAX);
+        if most == 0 {
+            return batch.clear();
+        }
         match self {
-            Self::Split(ring) => ring.read(lookup, batch, kind, most),
-            Self::Packed(ring) => ring.read(lookup, batch, kind, most),
+            Self::Split(ring) => ring.read(lookup, batch, kind, (before, most)),
+            Self::Packed(ring) => ring.read(lookup, batch, kind, (before, most)),
         }
     }
 
-    /// Takes the first `count` chains of the batch read last, and returns them as used. Visible to
-    /// the driver after [`Queue::publish`].
+    /// Takes the first `count` chains of a batch that begins with the next chain, and returns them
+    /// as used. Visible to the driver after [`Queue::publish`].
     ///
     /// # Panics
     /// If the batch has fewer.

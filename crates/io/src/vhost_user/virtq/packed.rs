@@ -124,7 +124,7 @@ impl Ring {
         self.area.load16(16 * usize::from(index) + 14, order)
     }
 
-    /// Reads up to `most` of the next chains into `batch`, which it replaces: see
+    /// Reads up to `most` chains behind the next `before` into `batch`, which it replaces: see
     /// [`batch`](super::batch). None for a ring that records chains in flight.
     #[inline]
     pub(super) fn read<'m>(
@@ -132,15 +132,18 @@ impl Ring {
         lookup: &mut Lookup<'m>,
         batch: &mut Batch<'m>,
         kind: Kind,
-        most: usize,
+        (before, most): (usize, usize),
     ) {
         batch.clear();
         if self.again_at < self.again.len() || self.inflight.is_some() {
             return;
         }
-        let left = u32::from(self.size).saturating_sub(self.out()) as usize;
-        let mut wrap = self.next.wrap;
-        for descriptors in self.descriptors.run(usize::from(self.next.index), most.min(left)) {
+        let left = (u32::from(self.size).saturating_sub(self.out()) as usize).min(before + most);
+        let Some(count) = left.checked_sub(before) else { return };
+        let mut place = self.next;
+        place.advance(before as u16, self.size);
+        let mut wrap = place.wrap;
+        for descriptors in self.descriptors.run(usize::from(place.index), count) {
             let wanted = u64::from(available(wrap) | kind.flags()) << 48;
             let chains = descriptors.iter().map_while(|[address, rest]| {
                 // Acquire: pairs with the driver's barrier of §2.8.21.1: the rest of the descriptor
@@ -161,7 +164,8 @@ impl Ring {
         }
     }
 
-    /// Takes the first `count` chains of the batch read last, and returns them as used.
+    /// Takes the first `count` chains of a batch that begins with the next one, and returns them as
+    /// used.
     #[inline]
     pub(super) fn pass(&mut self, batch: &Batch<'_>, count: usize) {
         // First, because the used position never passes the next one.

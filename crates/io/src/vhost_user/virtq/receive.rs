@@ -205,21 +205,28 @@ impl ReceiveQueue {
     fn pass_short(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         let features = self.features;
         let Some((ring, guest)) = self.queue.batches() else { return };
-        let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
+        let short = |from| {
+            let packets = burst.iter_from(from);
+            packets.map_while(|packet| Some((packet, packet.as_headers()?)))
+        };
+        let count = short(0).count();
+        if count == 0 {
+            return;
+        }
+        // Another burst often follows a full one.
+        let wanted = if count == BURST_MAX { count + BATCH_MAX } else { count };
+        let (mut lookup, mut batches) = (Lookup::new(guest), [Batch::new(), Batch::new()]);
+        let [batch, next] = &mut batches;
+        let (mut batch, mut next) = (batch, next);
         let plain = VirtioHeader::encode_merged(&Offload::default(), 0, 1);
         let (mut passed, mut copied, mut bytes) = (0, 0, 0);
-        loop {
-            let short = || {
-                let packets = burst.iter_from(passed);
-                packets.map_while(|packet| Some((packet, packet.as_headers()?)))
-            };
-            let count = short().take(BATCH_MAX).count();
-            if count == 0 {
-                break;
-            }
-            ring.read(&mut lookup, &mut batch, Kind::Write, count);
+        ring.read(&mut lookup, batch, Kind::Write, (0, count));
+        while passed < count && !batch.is_empty() {
+            // These buffers come into the cache while others are written.
+            let ahead = wanted - passed - batch.len();
+            ring.read(&mut lookup, next, Kind::Write, (batch.len(), ahead));
             let mut done = 0;
-            for (chain, (packet, frame)) in batch.chains_mut().iter_mut().zip(short()) {
+            for (chain, (packet, frame)) in batch.chains_mut().iter_mut().zip(short(passed)) {
                 let (buffer, needed) = (chain.buffer, VirtioHeader::LEN + frame.len());
                 if needed > buffer.len() {
                     break;
@@ -237,11 +244,12 @@ impl ReceiveQueue {
                 copied += if packet.is_inline() { frame.len() } else { 0 };
                 (done, bytes) = (done + 1, bytes + frame.len());
             }
-            ring.pass(&batch, done);
+            ring.pass(batch, done);
             passed += done;
-            if batch.is_empty() || done < batch.len() {
+            if done < batch.len() {
                 break;
             }
+            std::mem::swap(&mut batch, &mut next);
         }
         if passed > 0 {
             self.end = None;
@@ -287,7 +295,7 @@ impl ReceiveQueue {
         let mut shared = VirtioHeader::default();
         let (mut passed, mut made, mut bytes, mut payload) = (0, 0, 0, 0);
         while passed < count {
-            ring.read(&mut lookup, &mut batch, Kind::WriteLong, count - passed);
+            ring.read(&mut lookup, &mut batch, Kind::WriteLong, (0, count - passed));
             let mut done = 0;
             for (chain, part) in batch.chains_mut().iter_mut().zip(&mut parts) {
                 while made <= passed + done + PACKETS_AHEAD

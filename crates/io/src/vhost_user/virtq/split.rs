@@ -104,7 +104,7 @@ impl Ring {
         })
     }
 
-    /// Reads up to `most` of the next chains into `batch`, which it replaces: see
+    /// Reads up to `most` chains behind the next `before` into `batch`, which it replaces: see
     /// [`batch`](super::batch). None for a ring that records chains in flight.
     #[inline]
     pub(super) fn read<'m>(
@@ -112,23 +112,24 @@ impl Ring {
         lookup: &mut Lookup<'m>,
         batch: &mut Batch<'m>,
         kind: Kind,
-        most: usize,
+        (before, most): (usize, usize),
     ) {
         batch.clear();
         if self.again_at < self.again.len() || self.inflight.is_some() {
             return;
         }
+        let first = self.next.wrapping_add(before as u16);
         // After an error, `take` finds it again.
-        if self.seen == self.next && self.look().is_err() {
+        if self.seen == first && self.look().is_err() {
             return;
         }
         let available = self.seen.wrapping_sub(self.next);
         if available > self.size {
             return;
         }
-        let count = usize::from(available).min(most);
+        let count = usize::from(available).saturating_sub(before).min(most);
         let descriptors = self.descriptors.get();
-        for entries in self.available_entries.run(usize::from(self.next) & self.mask, count) {
+        for entries in self.available_entries.run(usize::from(first) & self.mask, count) {
             let chains = entries.iter().map_while(|entry| {
                 // Relaxed: the index of the available ring orders this load.
                 let id = u16::from_le(entry.load(Ordering::Relaxed));
@@ -141,7 +142,8 @@ impl Ring {
         }
     }
 
-    /// Takes the first `count` chains of the batch read last, and returns them as used.
+    /// Takes the first `count` chains of a batch that begins with the next one, and returns them as
+    /// used.
     #[inline]
     pub(super) fn pass(&mut self, batch: &Batch<'_>, count: usize) {
         let chains = &batch.chains()[..count];

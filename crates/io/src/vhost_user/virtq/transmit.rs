@@ -24,7 +24,7 @@
 
 mod slots;
 
-use super::batch::{Batch, Kind};
+use super::batch::{BATCH_MAX, Batch, Kind};
 use super::chain::{Cursor, Segment};
 use super::{Broken, Queue, QueueConfig, StartError, Stop, feature};
 use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
@@ -300,12 +300,14 @@ impl TransmitQueue {
     /// [`Queue::take`] reads that one again.
     fn take_inline(&mut self, burst: &mut Burst, memory: &mut Memory) {
         let Some((ring, guest)) = self.queue.batches() else { return };
-        let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
-        loop {
-            ring.read(&mut lookup, &mut batch, SHORT, burst.room());
-            if batch.is_empty() {
-                return;
-            }
+        let (mut lookup, mut batches) = (Lookup::new(guest), [Batch::new(), Batch::new()]);
+        let [batch, next] = &mut batches;
+        let (mut batch, mut next) = (batch, next);
+        ring.read(&mut lookup, batch, SHORT, (0, burst.room()));
+        while !batch.is_empty() && !burst.is_full() {
+            // These frames come into the cache while others are copied; those behind a full burst,
+            // while the burst is passed on.
+            ring.read(&mut lookup, next, SHORT, (batch.len(), BATCH_MAX));
             let count = burst.grow(&mut memory.packets, batch.len());
             let (mut done, mut bytes) = (0, 0);
             for (packet, chain) in burst.last_mut(count).zip(batch.chains()) {
@@ -315,13 +317,14 @@ impl TransmitQueue {
                 (done, bytes) = (done + 1, bytes + frame_bytes);
             }
             burst.shrink(&mut memory.packets, count - done);
-            ring.pass(&batch, done);
+            ring.pass(batch, done);
             self.copied += bytes;
             self.counters.packets += done as u64;
             self.counters.bytes += bytes as u64;
             if done < batch.len() {
                 return;
             }
+            std::mem::swap(&mut batch, &mut next);
         }
     }
 

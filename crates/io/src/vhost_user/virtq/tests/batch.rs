@@ -41,12 +41,23 @@ fn put_packed(ram: &GuestRam, number: u64, (address, bytes, flags, id): Written)
     put(ram, BASE + 16 * number, &(u128::from(address) | u128::from(rest) << 64).to_le_bytes());
 }
 
-/// The chains of the next batch: identifier, address and length.
+/// The chains of the next batch: identifier, address and length. A batch behind some of them has
+/// the others, up to as many as it may have.
 fn read(device: &mut Queue, kind: Kind) -> Vec<(u16, u64, usize)> {
     let Some((ring, memory)) = device.batches() else { return Vec::new() };
     let (mut lookup, mut batch) = (Lookup::new(memory), Batch::new());
-    ring.read(&mut lookup, &mut batch, kind, usize::MAX);
-    batch.chains().iter().map(|chain| (chain.id, chain.address, chain.buffer.len())).collect()
+    let mut read = |before, most| -> Vec<_> {
+        ring.read(&mut lookup, &mut batch, kind, (before, most));
+        batch.chains().iter().map(|chain| (chain.id, chain.address, chain.buffer.len())).collect()
+    };
+    let chains = read(0, usize::MAX);
+    for before in 1..=chains.len() {
+        for most in [0, 1, usize::MAX] {
+            let others = &chains[before..];
+            assert_eq!(read(before, most), others[..most.min(others.len())], "{before} {chains:?}");
+        }
+    }
+    chains
 }
 
 /// What [`Queue::take`] must find: the buffers, and how many of them are readable.
@@ -190,7 +201,7 @@ fn indices_of_split_rings_wrap() {
         assert!(found.iter().map(|chain| chain.0).eq(heads.iter().copied()), "{context}");
         let (ring, guest) = device.batches().expect("not broken");
         let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
-        ring.read(&mut lookup, &mut batch, Kind::Write, ahead.into());
+        ring.read(&mut lookup, &mut batch, Kind::Write, (0, ahead.into()));
         for (chain, written) in batch.chains_mut().iter_mut().zip(100..) {
             chain.written = written;
         }
@@ -298,7 +309,7 @@ fn batches_across_the_wrap_become_visible_together() {
             let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
             let mut passed = 0;
             for count in [first, second] {
-                ring.read(&mut lookup, &mut batch, Kind::Write, count.into());
+                ring.read(&mut lookup, &mut batch, Kind::Write, (0, count.into()));
                 let ids = batch.chains().iter().map(|chain| chain.id);
                 assert!(ids.eq((40 + passed)..(40 + passed + count)), "{context}");
                 for (chain, step) in batch.chains_mut().iter_mut().zip(passed..) {
@@ -339,7 +350,7 @@ fn check_packed_used(
 ) {
     let (inner, guest) = device.batches().expect("not broken");
     let (mut lookup, mut batch) = (Lookup::new(guest), Batch::new());
-    inner.read(&mut lookup, &mut batch, Kind::Write, usize::MAX);
+    inner.read(&mut lookup, &mut batch, Kind::Write, (0, usize::MAX));
     let ids: Vec<u16> = batch.chains().iter().map(|chain| chain.id).collect();
     batch.chains_mut().iter_mut().for_each(|chain| chain.written = 5);
     inner.pass(&batch, ids.len());

@@ -1,6 +1,7 @@
 //! VXLAN (RFC 7348): the header in front of an Ethernet frame in a UDP datagram, the table of
-//! remote tunnel end points ([`remotes`]), what is taken out of datagrams ([`decapsulate`]), and
-//! what is answered in place of remote stations ([`answers`]).
+//! remote tunnel end points ([`remotes`]), what is taken out of datagrams ([`decapsulate`]),
+//! super-packets cut into datagrams ([`encapsulate`]), and what is answered in place of remote
+//! stations ([`answers`]).
 //!
 //! ```text
 //!  0 1 2 3 4 5 6 7 8 9 ...
@@ -16,6 +17,7 @@
 
 pub mod answers;
 pub mod decapsulate;
+pub mod encapsulate;
 pub mod remotes;
 
 use core::fmt;

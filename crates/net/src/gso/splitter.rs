@@ -25,7 +25,7 @@ impl<I: Iterator<Item = Piece>> Splitter<I> {
         Self { pieces, stretch, rest: None, holders: None }
     }
 
-    /// Moves the next `len` bytes into `packet`, which must have no pieces yet.
+    /// Moves the next `len` bytes into `packet`, which must have room for their pieces.
     ///
     /// # Panics
     /// If fewer bytes are left.

@@ -5,6 +5,8 @@
 //! wrong. So before a packet is sent with a checksum computed here, its foreign bytes are copied
 //! (`own_payload`).
 
+use core::ops::Range;
+
 use towpath_packet::{Checksum, Ledger, Packet, Piece, Site};
 
 use super::header_layout::Shape;
@@ -78,7 +80,7 @@ pub fn transport_sum(packet: &Packet, start: usize, ledger: &Ledger) -> Sum {
     let mut sum = Sum::new();
     sum.add(&headers[start..]);
     for piece in packet.pieces() {
-        add_piece(&mut sum, piece, ledger);
+        add_stretch(&mut sum, piece, 0..piece.len(), ledger);
     }
     sum
 }
@@ -91,13 +93,14 @@ pub(crate) fn sum_is_right(packet: &Packet, shape: &Shape, ledger: &Ledger) -> b
     sum.fold() == 0xffff
 }
 
-fn add_piece(sum: &mut Sum, piece: &Piece, ledger: &Ledger) {
+/// Adds a range of the bytes of a piece.
+pub(crate) fn add_stretch(sum: &mut Sum, piece: &Piece, range: Range<usize>, ledger: &Ledger) {
     if let Some(bytes) = piece.view() {
-        sum.add(&bytes);
+        sum.add(&bytes[range]);
         return;
     }
     let mut chunk = [0; CHUNK_BYTES];
-    let mut rest = piece.clone();
+    let mut rest = piece.slice(range.start, range.len());
     while !rest.is_empty() {
         let copied = ledger.copy(Site::Linearise, &rest, &mut chunk);
         sum.add(&chunk[..copied]);

@@ -7,6 +7,12 @@
 //! loans. The first bytes of each datagram are copied into private memory once, and the headers of
 //! the frame are taken from that copy.
 //!
+//! If much arrives, the reader looks before it reads ([`head_of`]), and has the kernel put the
+//! headers of each datagram apart from its payload ([`Heads`]). The payload of successive segments
+//! is then contiguous, so a super-packet made of them has a piece for each frame of the read and
+//! not for each segment. A datagram with headers of another length is put together again, with a
+//! copy of its head.
+//!
 //! A kernel that passes a tunnelled super-packet by an interface which takes such packets whole
 //! (veth, virtio) delivers it to a plain UDP socket as it is: one datagram, whose inner IP length
 //! covers all of it. It stays whole here, too. Of TCP the segment size is lost; the size that fills
@@ -20,7 +26,7 @@
 
 use core::num::NonZeroU16;
 
-use towpath_packet::{Checksum, Gso, GsoKind, Memory, Offload, Packet, Piece};
+use towpath_packet::{Checksum, Gso, GsoKind, Ledger, Memory, Offload, Packet, Piece, Site};
 
 use super::{HEADER_LEN, Malformed, Vni, parse};
 use crate::gso::{Shape, Splitter, partial};
@@ -34,6 +40,10 @@ use crate::wire::udp;
 pub const DATAGRAMS_MAX: usize = 64;
 /// Handles that one read may need.
 pub const HANDLES_MAX: usize = DATAGRAMS_MAX + 1;
+
+/// Heads are read apart from datagrams of at least this many times their size: others have little
+/// payload to join.
+const PAYLOAD_SHARE: usize = 4;
 
 /// Why a datagram has no frame for the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +95,92 @@ pub fn decapsulate(
     }
 }
 
+/// Bytes of the head of each of the coalesced datagrams that wait, if it pays to read heads and
+/// payload apart: as far as the end of the TCP or UDP header of the first. `start` is what they
+/// begin with, `len` the bytes of all, `size` those of each.
+pub fn head_of(start: &[u8], len: usize, size: NonZeroU16) -> Option<usize> {
+    let frame = start.get(HEADER_LEN..)?;
+    let headers = headers(frame).filter(|headers| headers.transport.is_some())?;
+    let (head, datagram) = (HEADER_LEN + headers.end, usize::from(size.get()));
+    let is_mostly_payload = datagram >= PAYLOAD_SHARE * head;
+    let is_run = len.div_ceil(datagram) <= DATAGRAMS_MAX && tunnelled(start, len, size).is_none();
+    (is_mostly_payload && is_run).then_some(head)
+}
+
+/// The heads of coalesced datagrams, one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads<'a> {
+    /// The heads.
+    pub bytes: &'a [u8],
+    /// Bytes of each but the last, which may be shorter.
+    pub head: usize,
+    /// Bytes behind each head but the last, which has what is left.
+    pub stretch: usize,
+}
+
+/// Takes the frames out of what one read returned with the heads apart: `payload` bytes in
+/// `pieces`. Otherwise as [`decapsulate`].
+///
+/// # Panics
+/// If a head or a stretch has no bytes.
+pub fn decapsulate_heads(
+    heads: &Heads<'_>,
+    pieces: impl Iterator<Item = Piece>,
+    payload: usize,
+    (vni, mtu): (Vni, u16),
+    (memory, ledger): (&mut Memory, &Ledger),
+    each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
+) {
+    let mut splitter = Splitter::new(pieces, heads.stretch);
+    let mut left = payload;
+    for head in heads.bytes.chunks(heads.head) {
+        let len = heads.stretch.min(left);
+        left -= len;
+        let Some(mut packet) = memory.packet() else { return each(Err(Refused::NoMemory), memory) };
+        let headers = headers_in_head(head);
+        let has_head = headers.is_some() || push_copy(&mut packet, head, memory, ledger);
+        splitter.split(len, &mut packet);
+        each(
+            match headers {
+                Some(headers) => open_head(packet, head, &headers, vni, mtu),
+                None if has_head => open(packet, vni, mtu),
+                None => Err(Refused::NoMemory),
+            },
+            memory,
+        );
+    }
+}
+
+/// The headers of the TCP or UDP packet in a datagram, if they end where its head does.
+fn headers_in_head(head: &[u8]) -> Option<Headers> {
+    let frame = head.get(HEADER_LEN..)?;
+    headers(frame).filter(|headers| headers.transport.is_some() && headers.end == frame.len())
+}
+
+/// Copies a head into a frame, which becomes the first piece of an empty packet. False if no frame
+/// is free.
+fn push_copy(packet: &mut Packet, head: &[u8], memory: &mut Memory, ledger: &Ledger) -> bool {
+    let Some(mut frame) = memory.small.take() else { return false };
+    frame[..head.len()].copy_from_slice(head);
+    ledger.count(Site::Linearise, head.len());
+    packet.push_piece(frame.freeze(head.len())).expect("the packet is empty");
+    true
+}
+
+/// Checks a datagram with these headers, whose payload is in `packet`, and makes a frame of it.
+fn open_head(
+    mut packet: Packet,
+    head: &[u8],
+    headers: &Headers,
+    vni: Vni,
+    mtu: u16,
+) -> Result<(Packet, Option<Headers>), Refused> {
+    check(head, vni)?;
+    packet.push_header_of(&head[HEADER_LEN..]);
+    mark_partial(&mut packet, headers, mtu);
+    Ok((packet, Some(*headers)))
+}
+
 /// Checks a datagram, and makes a frame of it.
 fn open(mut packet: Packet, vni: Vni, mtu: u16) -> Result<(Packet, Option<Headers>), Refused> {
     let bytes = packet.peek_headers();
@@ -94,7 +190,15 @@ fn open(mut packet: Packet, vni: Vni, mtu: u16) -> Result<(Packet, Option<Header
     let end = headers.map_or(bytes.len(), |headers| HEADER_LEN + headers.end);
     packet.pull(end);
     packet.pop_header(HEADER_LEN);
-    if let Some(shape) = headers.and_then(|found| Shape::of(&found, packet.headers().len()))
+    if let Some(headers) = &headers {
+        mark_partial(&mut packet, headers, mtu);
+    }
+    Ok((packet, headers))
+}
+
+/// Marks the checksum of a frame if it is a partial one.
+fn mark_partial(packet: &mut Packet, headers: &Headers, mtu: u16) {
+    if let Some(shape) = Shape::of(headers, packet.headers().len())
         && is_partial(packet.headers(), &shape, packet.payload_len())
     {
         let offload = Offload {
@@ -103,7 +207,6 @@ fn open(mut packet: Packet, vni: Vni, mtu: u16) -> Result<(Packet, Option<Header
         };
         packet.set_offload(offload);
     }
-    Ok((packet, headers))
 }
 
 /// The segmentation of a packet with a partial checksum that is larger than the network's MTU:

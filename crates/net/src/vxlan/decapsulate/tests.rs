@@ -141,7 +141,145 @@ fn reads_are_bounded() {
     assert_eq!(all.last().expect("some").as_ref().err(), Some(&Refused::NoMemory));
 }
 
+/// Cuts `bytes`, a run of datagrams of `size` bytes, as a read with heads of `head` bytes does, and
+/// takes the frames out.
+fn open_heads(
+    memory: &mut Memory,
+    ledger: &Ledger,
+    bytes: &[u8],
+    (head, size): (usize, usize),
+) -> Vec<Result<(Packet, Option<Headers>), Refused>> {
+    let (mut heads, mut payload) = (Vec::new(), Vec::new());
+    for datagram in bytes.chunks(size) {
+        let (front, rest) = datagram.split_at(head.min(datagram.len()));
+        heads.extend(front);
+        payload.extend(rest);
+    }
+    let mut read = received(memory, &payload, &[2048]);
+    let pieces: Vec<Piece> = read.take_pieces().collect();
+    drop(read);
+    let heads = Heads { bytes: &heads, head, stretch: size - head };
+    let mut all = Vec::new();
+    let (pieces, network) = (pieces.into_iter(), (vni(), 1450));
+    let each = &mut |one, _: &mut Memory| all.push(one);
+    decapsulate_heads(&heads, pieces, payload.len(), network, (memory, ledger), each);
+    all
+}
+
+/// Goal: of datagrams whose heads are apart, the frames are those that were sent, without a copy,
+/// and the payload of successive ones is contiguous.
+#[test]
+fn heads_are_read_apart() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    for v6 in [false, true] {
+        let frames: Vec<Vec<u8>> = [1400, 1400, 1400, 9]
+            .map(|len| Spec::plain(v6, true, pattern(len)).frame())
+            .into_iter()
+            .collect();
+        let bytes: Vec<u8> = frames.iter().flat_map(|frame| datagram(frame)).collect();
+        let size = frames[0].len() + HEADER_LEN;
+        let wanted = HEADER_LEN + Spec::plain(v6, true, Vec::new()).headers_len();
+        let gro_size = NonZeroU16::new(size as u16).expect("bytes");
+        let head = head_of(&bytes[..192], bytes.len(), gro_size).expect("a run");
+        assert_eq!(head, wanted);
+        let all = open_heads(&mut memory, &ledger, &bytes, (head, size));
+        assert_eq!(all.len(), 4);
+        let mut joined = memory.packet().expect("free");
+        for (one, frame) in all.into_iter().zip(&frames) {
+            let (mut packet, headers) = one.expect("a frame");
+            assert_eq!(bytes_of(&packet), *frame);
+            assert_eq!(headers.expect("TCP").end, packet.headers().len());
+            let pieces: Vec<Piece> = packet.take_pieces().collect();
+            pieces.into_iter().for_each(|piece| joined.push_piece(piece).expect("room"));
+        }
+        assert!(joined.piece_count() <= 3, "a piece for each frame of the read");
+        assert_eq!(ledger.copied(), 0);
+    }
+    assert_all_back(&memory, &ledger);
+}
+
+/// Goal: heads are not read apart where that does not pay, or what arrives is no run of datagrams.
+#[test]
+fn other_reads_have_no_heads() {
+    let of = |bytes: &[u8], len: usize, size: u16| {
+        head_of(bytes, len, NonZeroU16::new(size).expect("bytes"))
+    };
+    let run = datagram(&Spec::plain(false, true, pattern(1000)).frame());
+    assert_eq!(of(&run, 10_000, 1062), Some(62));
+    assert_eq!(of(&run, 65 * 1062, 1062), None, "more than the kernel coalesces");
+    assert_eq!(of(&run, 1000, 200), None, "little payload");
+    assert_eq!(of(&run[..40], 10_000, 1062), None, "headers are not seen");
+    let whole = datagram(&Spec::plain(false, true, pattern(20_000)).partial_frame());
+    assert_eq!(of(&whole[..192], whole.len(), 1300), None, "a tunnelled super-packet");
+    let mut other = run;
+    other[HEADER_LEN + 12..][..2].copy_from_slice(&[0x88, 0xb5]);
+    assert_eq!(of(&other, 10_000, 1062), None, "no IP");
+}
+
+/// Goal: a datagram whose headers are longer or shorter than the heads, or that has none, is the
+/// frame that was sent. Only its head is copied. Without memory for that it is counted, and the
+/// others arrive.
+#[test]
+fn heads_of_another_length_are_put_together() {
+    let (mut memory, ledger) = (memory(), Ledger::new());
+    let with_options = |len: usize, options: usize| {
+        let plain = Spec::plain(false, true, pattern(len - options));
+        Spec { options: [1; 40][..options].to_vec(), ..plain }.frame()
+    };
+    let mut unknown = with_options(1000, 0);
+    unknown[12..14].copy_from_slice(&[0x88, 0xb5]);
+    let frames = [with_options(1000, 12), with_options(1000, 0), with_options(1000, 24), unknown];
+    let last = with_options(13, 12);
+    let frames: Vec<Vec<u8>> = frames.into_iter().chain([last]).collect();
+    let bytes: Vec<u8> = frames.iter().flat_map(|frame| datagram(frame)).collect();
+    let (head, size) = (HEADER_LEN + 66, frames[0].len() + HEADER_LEN);
+    let all = open_heads(&mut memory, &ledger, &bytes, (head, size));
+    assert_eq!(all.len(), frames.len());
+    for (one, frame) in all.iter().zip(&frames) {
+        assert_eq!(bytes_of(&one.as_ref().expect("a frame").0), *frame);
+    }
+    assert_eq!(ledger.copied(), 3 * head as u64);
+    drop(all);
+
+    // The payload takes two frames, and the heads find none.
+    let mut held: Vec<_> = core::iter::from_fn(|| memory.small.take()).collect();
+    held.truncate(held.len() - 2);
+    let all = open_heads(&mut memory, &ledger, &bytes, (head, size));
+    let refused: Vec<_> = all.iter().map(|one| one.as_ref().err().copied()).collect();
+    let lost = Some(Refused::NoMemory);
+    assert_eq!(refused, [None, lost, lost, lost, None]);
+    drop((all, held));
+    assert_no_memory_held(&memory);
+}
+
+fn assert_no_memory_held(memory: &Memory) {
+    let held = [memory.packets.out_count(), memory.small.out_count(), memory.large.out_count()];
+    assert_eq!(held, [0; 3]);
+}
+
 proptest! {
+    /// Goal: no bytes cause a panic or leave memory held, also with the heads apart; what is passed
+    /// on is in the datagrams.
+    #[test]
+    fn strangers_may_send_any_run(
+        start in prop::collection::vec(any::<u8>(), 0..100),
+        spec in any_spec(0..400),
+        count in 1..5usize,
+        head in 1..192usize,
+        size in 193..600usize,
+    ) {
+        let (mut memory, ledger) = (memory(), Ledger::new());
+        let mut one = datagram(&spec.frame());
+        one[HEADER_LEN + 14..].iter_mut().zip(&start).for_each(|(to, from)| *to ^= from);
+        let bytes: Vec<u8> = core::iter::repeat_n(one, count).flatten().collect();
+        let all = open_heads(&mut memory, &ledger, &bytes, (head, size));
+        prop_assert_eq!(all.len(), bytes.len().div_ceil(size));
+        let len: usize = all.iter().flatten().map(|(packet, _)| packet.len() + HEADER_LEN).sum();
+        prop_assert!(len <= bytes.len());
+        drop(all);
+        assert_no_memory_held(&memory);
+    }
+
     /// Goal: no bytes cause a panic or leave memory held; what is passed on is in the datagram.
     #[test]
     fn strangers_may_send_anything(

@@ -172,7 +172,7 @@ impl<W: AsFd> Writer<W> {
         fits &= gather.push_bytes(headers);
         let mut left = captured - headers.len();
         for piece in packet.pieces() {
-            fits &= gather.push_piece_start(piece, left);
+            fits &= gather.push_piece_range(piece, 0..left.min(piece.len()));
             left -= left.min(piece.len());
         }
         fits &= gather.push_bytes(&trailer[..trailer_bytes]);

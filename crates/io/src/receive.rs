@@ -139,6 +139,47 @@ impl ReceiveBuffer {
     }
 }
 
+impl ReceiveBuffer {
+    /// Puts `heads` and the offered bytes into `slices`, which are empty at first: `head` bytes of
+    /// `heads`, then `stretch` offered bytes, and so on to the end of `heads`, whose last part may
+    /// be shorter. Returns the number of slices set.
+    ///
+    /// # Panics
+    /// If `head` is zero, or there are more slices than places for them.
+    pub(crate) fn slices_behind<'a>(
+        &'a mut self,
+        heads: &'a mut [u8],
+        (head, stretch): (usize, usize),
+        slices: &mut [IoSliceMut<'a>],
+    ) -> usize {
+        let mut left = self.offered;
+        let headroom = self.headroom;
+        let small = self.small.iter_mut().map(|frame| &mut frame[headroom..]);
+        let mut frames = small.chain(self.large.iter_mut().flatten().map(|frame| &mut frame[..]));
+        let mut frame: &mut [u8] = &mut [];
+        let mut count = 0;
+        let mut put = |bytes| {
+            slices[count] = IoSliceMut::new(bytes);
+            count += 1;
+        };
+        for head in heads.chunks_mut(head) {
+            put(head);
+            let mut wanted = stretch.min(left);
+            left -= wanted;
+            while wanted > 0 {
+                if frame.is_empty() {
+                    frame = frames.next().expect("what is offered is backed by frames");
+                }
+                let (bytes, rest) = frame.split_at_mut(wanted.min(frame.len()));
+                wanted -= bytes.len();
+                put(bytes);
+                frame = rest;
+            }
+        }
+        count
+    }
+}
+
 /// `N` empty slices.
 pub(crate) fn empty_slices<'a, const N: usize>() -> [IoSliceMut<'a>; N] {
     std::array::from_fn(|_| IoSliceMut::new(&mut []))

@@ -15,6 +15,7 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::io::IoSliceMut;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::time::Duration;
 use towpath_packet::{Piece, Pinned};
 
@@ -72,22 +73,26 @@ impl<'a, const N: usize> Gather<'a, N> {
 
     /// Adds a piece by address; false if all parts are in use.
     pub(crate) fn push_piece(&mut self, piece: &'a Piece) -> bool {
-        self.push_piece_start(piece, piece.len())
+        self.push_piece_range(piece, 0..piece.len())
     }
 
-    /// Adds the first bytes of a piece by address; false if all parts are in use.
-    pub(crate) fn push_piece_start(&mut self, piece: &'a Piece, bytes: usize) -> bool {
-        let bytes = bytes.min(piece.len());
+    /// Adds these bytes of a piece by address; false if all parts are in use.
+    ///
+    /// # Panics
+    /// If the piece has no such bytes.
+    pub(crate) fn push_piece_range(&mut self, piece: &'a Piece, range: Range<usize>) -> bool {
+        assert!(range.start <= range.end && range.end <= piece.len());
         match piece.bytes() {
-            Some(private) => self.push_bytes(&private[..bytes]),
-            None => self.push_foreign(piece, bytes),
+            Some(private) => self.push_bytes(&private[range]),
+            None => self.push_foreign(piece, range),
         }
     }
 
-    fn push_foreign(&mut self, piece: &'a Piece, bytes: usize) -> bool {
+    // The callers above guarantee that the range is within the piece.
+    fn push_foreign(&mut self, piece: &'a Piece, range: Range<usize>) -> bool {
         let pinned = piece.pin();
         let count = self.count;
-        if !self.push(pinned.address(), bytes) {
+        if !self.push(pinned.address().wrapping_add(range.start), range.len()) {
             return false;
         }
         if self.count > count {

@@ -123,3 +123,26 @@ fn pieces_lose_their_front() {
     assert_eq!((pieces.len(), pieces.bytes()), (1, 952));
     assert_eq!(pieces.into_iter().map(|piece| piece.len()).sum::<usize>(), 952);
 }
+
+/// Goal: heads and offered bytes alternate, across frames, up to a last head that is shorter, and
+/// the offered bytes are contiguous.
+#[test]
+fn heads_alternate_with_offered_bytes() {
+    let mut memory = memory(1, 1);
+    let mut buffer = ReceiveBuffer::new();
+    // Datagrams of 10 and 1,990 bytes, the last of which has 4.
+    assert_eq!(buffer.prepare(&mut memory, 2 * 1990), 2 * 1990);
+    let mut heads = [0; 24];
+    let mut slices = empty_slices::<8>();
+    let count = buffer.slices_behind(&mut heads, (10, 1990), &mut slices);
+    let lens: Vec<usize> = slices[..count].iter().map(|slice| slice.len()).collect();
+    assert_eq!(lens, [10, 1990, 10, 58, 1932, 4]);
+    for (number, slice) in (1..).zip(&mut slices[..count]) {
+        slice.fill(number);
+    }
+    let pieces = take(&mut buffer, 2 * 1990);
+    let bytes: Vec<u8> =
+        pieces.iter().flat_map(|piece| piece.bytes().expect("own")).copied().collect();
+    assert_eq!(bytes, [vec![2; 1990], vec![4; 58], vec![5; 1932]].concat());
+    assert_eq!(heads, [vec![1; 10], vec![3; 10], vec![6; 4]].concat()[..]);
+}

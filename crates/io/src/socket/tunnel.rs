@@ -1,32 +1,88 @@
 //! UDP sockets of tunnels: private headers between borrowed pieces, and the MTU of paths.
 //!
 //! A run of datagrams of one size leaves in one call with `UDP_SEGMENT`; each has headers of its
-//! own. No datagram is fragmented: the kernel refuses those that are larger than the path's MTU as
-//! it knows it. Sources: udp(7), ip(7), ipv6(7), RFC 7348 §4.3.
+//! own. Of a run that arrives (`UDP_GRO`), the kernel copies the heads of the datagrams into
+//! private memory and what is behind them into frames, where the payload of successive datagrams
+//! is then contiguous ([`UdpSocket::receive_heads`]).
+//!
+//! No datagram is fragmented: the kernel refuses those that are larger than the path's MTU as it
+//! knows it. Sources: udp(7), ip(7), ipv6(7), RFC 7348 §4.3.
 
-use super::message::{AddressBytes, ControlToSend};
-use super::udp::{Sent, UDP_SEGMENT, UdpSocket, is_soft};
+use super::message::{
+    ADDRESS_BYTES, AddressBytes, Control, ControlToSend, control_messages, decode_address,
+};
+use super::udp::{Sent, UDP_SEGMENT, UdpSocket, gro_size, is_soft};
 use super::{SEND_FLAGS, open, set_int};
 use crate::process_sys::socket_option;
+use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
 use crate::sys::{self, Gather};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
-use towpath_packet::Piece;
+use std::ops::Range;
+use towpath_packet::{Memory, Piece};
 
 /// Most parts of one send: 64 datagrams, each with two headers and a payload across two frames.
 pub const SEND_PARTS_MAX: usize = 256;
 
+/// Most datagrams that are received with their heads apart: `UDP_GRO_CNT_MAX` of the kernel.
+pub const HEADS_MAX: usize = 64;
+
 /// A part of what is sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Part<'a> {
     /// Private bytes, such as headers.
     Bytes(&'a [u8]),
     /// Borrowed payload.
     Piece(&'a Piece),
+    /// These bytes of borrowed payload.
+    Range(&'a Piece, Range<usize>),
+}
+
+/// A run of coalesced datagrams, each of which is received in two parts: a head of the same number
+/// of bytes, and what is behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Bytes of each head. A last datagram that is shorter is all head.
+    pub head: usize,
+    /// Bytes of each datagram but the last, which may be shorter; more than a head.
+    pub size: NonZeroU16,
+    /// Bytes of all datagrams.
+    pub len: usize,
+}
+
+impl Heads {
+    /// Number of datagrams.
+    pub fn count(&self) -> usize {
+        self.len.div_ceil(self.size.get().into())
+    }
+
+    /// Bytes of all heads.
+    pub fn bytes(&self) -> usize {
+        let others = self.count().saturating_sub(1);
+        others * self.head + self.head.min(self.len - others * usize::from(self.size.get()))
+    }
+
+    /// Bytes behind the heads.
+    pub fn payload(&self) -> usize {
+        self.len - self.bytes()
+    }
+}
+
+/// Outcome of [`UdpSocket::receive_heads`].
+#[derive(Debug)]
+pub enum HeadsReceived {
+    /// The sender, and what is behind the heads.
+    Run(SocketAddr, Pieces),
+    /// Frames are short: the datagrams wait in the socket, and nothing is lost.
+    NoMemory,
+    /// The socket returned the error of an earlier datagram, or has become empty.
+    Nothing,
+    /// The socket had other datagrams than those that were described. They are lost.
+    Other,
 }
 
 impl UdpSocket {
@@ -51,12 +107,83 @@ impl UdpSocket {
         Ok(())
     }
 
+    /// Looks at the next datagram, or datagrams that the kernel has coalesced: copies the first
+    /// bytes to `start`, and returns the bytes of all and, if coalesced, of each. They stay in the
+    /// socket. `None` if the socket returned the error of an earlier datagram instead.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if the socket is empty, and others of recvmsg(2).
+    pub fn peek(&self, start: &mut [u8]) -> io::Result<Option<(usize, Option<NonZeroU16>)>> {
+        let mut control = Control::new();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_TRUNC;
+        let mut slices = [IoSliceMut::new(start)];
+        let received =
+            match sys::receive_message(self.as_fd(), &mut slices, &mut [], &mut control.0, flags) {
+                Ok(received) => received,
+                Err(errno) if is_soft(errno) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            };
+        let mut messages = control_messages(&control.0[..received.control_len]);
+        let size = messages.find_map(|message| gro_size(&message, received.bytes));
+        Ok(Some((received.bytes, size)))
+    }
+
+    /// Receives coalesced datagrams, which [`UdpSocket::peek`] has seen, with their heads apart:
+    /// one behind the other in the first [`Heads::bytes`] bytes of `heads`.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2) that concern the socket; the datagrams stay in it.
+    ///
+    /// # Panics
+    /// If `heads` is too short, or there are more datagrams than [`HEADS_MAX`].
+    pub fn receive_heads(
+        &self,
+        buffer: &mut ReceiveBuffer,
+        memory: &mut Memory,
+        heads: &mut [u8],
+        run: &Heads,
+    ) -> io::Result<HeadsReceived> {
+        let (payload, size) = (run.payload(), usize::from(run.size.get()));
+        if buffer.prepare(memory, payload) < payload {
+            return Ok(HeadsReceived::NoMemory);
+        }
+        let mut address = [0; ADDRESS_BYTES];
+        let mut control = Control::new();
+        let received = {
+            let mut slices = empty_slices::<SLICES_MAX>();
+            let layout = (run.head, size - run.head);
+            let used = buffer.slices_behind(&mut heads[..run.bytes()], layout, &mut slices);
+            let slices = &mut slices[..used];
+            let flags = libc::MSG_DONTWAIT;
+            let fd = self.as_fd();
+            match sys::receive_message(fd, slices, &mut address, &mut control.0, flags) {
+                Ok(received) => received,
+                Err(errno) if errno == Errno::AGAIN || is_soft(errno) => {
+                    return Ok(HeadsReceived::Nothing);
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        };
+        let mut messages = control_messages(&control.0[..received.control_len]);
+        let found = messages.find_map(|message| gro_size(&message, received.bytes));
+        let is_it = (received.bytes, found) == (run.len, Some(run.size))
+            && received.flags & libc::MSG_TRUNC == 0;
+        let from = decode_address(&address[..received.address_len]);
+        let (Some(from), true) = (from, is_it) else { return Ok(HeadsReceived::Other) };
+        let mut pieces = Pieces::default();
+        buffer.take(payload, |piece| pieces.push(piece));
+        Ok(HeadsReceived::Run(from, pieces))
+    }
+
     /// Sends the parts as one datagram, or with `gso_size` as several of that many bytes each, of
     /// which the last may be shorter.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for more than [`SEND_PARTS_MAX`] parts, `EMSGSIZE` for a
     /// datagram larger than the path's MTU, and others of sendmsg(2). Nothing was sent.
+    ///
+    /// # Panics
+    /// If a piece has not the bytes of its range.
     pub fn send_parts<'a>(
         &self,
         to: SocketAddr,
@@ -68,6 +195,7 @@ impl UdpSocket {
             let fits = match part {
                 Part::Bytes(bytes) => gather.push_bytes(bytes),
                 Part::Piece(piece) => gather.push_piece(piece),
+                Part::Range(piece, range) => gather.push_piece_range(piece, range),
             };
             if !fits {
                 return Err(io::ErrorKind::InvalidInput.into());
@@ -100,6 +228,10 @@ impl UdpSocket {
         }
     }
 }
+
+/// Slices of a read with heads apart: for each datagram its head and what is behind it, which may
+/// go on in another frame.
+const SLICES_MAX: usize = 2 * HEADS_MAX + FRAMES_MAX;
 
 /// Returns the MTU of the path from `from` to `to` in bytes, as the kernel knows it now: that of
 /// the route, or a smaller one that routers have reported. `from` may be unspecified.
@@ -153,6 +285,81 @@ mod tests {
                 .expect("received");
         }
         assert_eq!(bytes, b"abloadcdload");
+    }
+
+    #[test]
+    fn heads_are_those_of_the_datagrams() {
+        let run = |head, size, len| Heads { head, size: NonZeroU16::new(size).expect("size"), len };
+        for (run, count, bytes, payload) in [
+            (run(4, 10, 20), 2, 8, 12),
+            (run(4, 10, 25), 3, 12, 13),
+            (run(4, 10, 22), 3, 10, 12),
+            (run(4, 10, 9), 1, 4, 5),
+        ] {
+            assert_eq!(
+                (run.count(), run.bytes(), run.payload()),
+                (count, bytes, payload),
+                "{run:?}"
+            );
+        }
+    }
+
+    /// Goal: heads arrive apart from payload, which is contiguous; short memory and a wrong
+    /// description do no harm. A busy system may drop datagrams, so they are sent again.
+    #[test]
+    fn heads_arrive_apart() {
+        let mut memory =
+            Memory::new(MemoryConfig { packets: 8, small_frames: 8, large_frames: 16 });
+        let loopback = SocketAddr::new(IpAddr::from([127, 0, 0, 1]), 0);
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind(loopback, None).expect("a socket"));
+        from.set_tunnel(1 << 16).expect("options");
+        let at = to.local().expect("bound");
+        let empty = to.peek(&mut [0; 4]).expect_err("nothing was sent");
+        assert_eq!(empty.kind(), io::ErrorKind::WouldBlock);
+        let mut buffer = ReceiveBuffer::new();
+        let send = |buffer: &mut ReceiveBuffer, memory: &mut Memory| {
+            for _ in 0..1000 {
+                let parts = [&b"abload"[..], b"cdload", b"ef"].map(Part::Bytes);
+                from.send_parts(at, parts.into_iter(), NonZeroU16::new(6)).expect("sent");
+                let mut start = [0; 4];
+                match to.peek(&mut start) {
+                    Ok(Some((14, Some(size)))) => {
+                        assert_eq!((&start, size.get()), (b"ablo", 6));
+                        return true;
+                    }
+                    // Not coalesced, by an old kernel.
+                    Ok(_) => drop(to.receive(buffer, memory, (64, 1 << 16), |_| {})),
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                }
+            }
+            false
+        };
+        if !send(&mut buffer, &mut memory) {
+            eprintln!("skipped: this kernel coalesces no datagrams");
+            return;
+        }
+        let run = Heads { head: 2, size: NonZeroU16::new(6).expect("size"), len: 14 };
+        let mut heads = [0; 16];
+        let mut none = Memory::new(MemoryConfig { packets: 1, small_frames: 0, large_frames: 0 });
+        let short = to.receive_heads(&mut ReceiveBuffer::new(), &mut none, &mut heads, &run);
+        assert!(matches!(short, Ok(HeadsReceived::NoMemory)));
+        match to.receive_heads(&mut buffer, &mut memory, &mut heads, &run).expect("received") {
+            HeadsReceived::Run(sender, pieces) => {
+                assert_eq!(sender, SocketAddr::new(at.ip(), from.local().expect("bound").port()));
+                let bytes: Vec<&[u8]> = pieces.iter().filter_map(Piece::bytes).collect();
+                assert_eq!(
+                    (bytes.concat().as_slice(), &heads[..6]),
+                    (&b"loadload"[..], &b"abcdef"[..])
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(send(&mut buffer, &mut memory));
+        let other = Heads { len: 12, ..run };
+        let read = to.receive_heads(&mut buffer, &mut memory, &mut heads, &other);
+        assert!(matches!(read, Ok(HeadsReceived::Other)));
+        drop(buffer);
+        assert_eq!((memory.small.out_count(), memory.large.out_count()), (0, 0));
     }
 
     #[test]

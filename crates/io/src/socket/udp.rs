@@ -296,11 +296,7 @@ impl Datagram {
 
     pub(super) fn note(&mut self, message: &ControlMessage<'_>) -> Option<()> {
         match (message.level, message.kind) {
-            (libc::IPPROTO_UDP, UDP_GRO) => {
-                let size = i32::from_ne_bytes(array(message.data, 0)?);
-                let size = u16::try_from(size).ok().and_then(NonZeroU16::new)?;
-                self.gro_size = Some(size).filter(|size| usize::from(size.get()) < self.len);
-            }
+            (libc::IPPROTO_UDP, UDP_GRO) => self.gro_size = gro_size(message, self.len),
             (libc::IPPROTO_IP, libc::IP_TOS) => self.tos = message.data.first().copied(),
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 self.tos = Some(i32::from_ne_bytes(array(message.data, 0)?) as u8);
@@ -328,6 +324,16 @@ impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// The size of each of the coalesced datagrams, which together have `len` bytes. `None` if this
+/// message does not say it, or there is only one.
+pub(super) fn gro_size(message: &ControlMessage<'_>, len: usize) -> Option<NonZeroU16> {
+    if (message.level, message.kind) != (libc::IPPROTO_UDP, UDP_GRO) {
+        return None;
+    }
+    let size = u16::try_from(i32::from_ne_bytes(array(message.data, 0)?)).ok()?;
+    NonZeroU16::new(size).filter(|size| usize::from(size.get()) < len)
 }
 
 /// True for errors that concern an earlier datagram and are also in the error queue.

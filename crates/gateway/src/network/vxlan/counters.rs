@@ -40,6 +40,8 @@ pub struct VxlanCounters {
     pub mac_locked: u64,
     /// Received: no memory for the packet.
     pub no_memory: u64,
+    /// To send: a checksum is to be completed where none can be.
+    pub checksum_misplaced: u64,
     /// To send: for several stations or an unknown one, and the flood list is empty.
     pub no_remote: u64,
     /// To send: larger than the path to the remote takes.
@@ -52,7 +54,7 @@ pub struct VxlanCounters {
 
 impl VxlanCounters {
     /// The drops, by reason.
-    pub fn drops(&self) -> [(&'static str, u64); 11] {
+    pub fn drops(&self) -> [(&'static str, u64); 12] {
         [
             ("vxlan_unknown_remote", self.unknown_remote),
             ("vxlan_short", self.short),
@@ -61,6 +63,7 @@ impl VxlanCounters {
             ("vxlan_truncated", self.truncated),
             ("vxlan_mac_locked", self.mac_locked),
             ("vxlan_no_memory", self.no_memory),
+            ("vxlan_checksum_misplaced", self.checksum_misplaced),
             ("vxlan_no_remote", self.no_remote),
             ("vxlan_too_large", self.too_large),
             ("vxlan_unreachable", self.unreachable),

@@ -4,6 +4,11 @@
 //! Each host is a network namespace. A machine of towpath's is a namespace with a TAP device, one
 //! of the kernel's a namespace behind a veth pair and a bridge. The veth pair between the hosts
 //! favours the kernel: it passes tunnelled super-packets whole, which a network card would cut.
+//!
+//! `_cpu_all` is the processor time of everything that takes part, per GiB that arrived: towpath on
+//! both hosts, iperf3 on both machines, and the kernel's softirq threads. The kernel's tunnel works
+//! in softirqs, whose time counts for the process that they interrupt. What they take of a
+//! processor that has nothing else to do is not counted, for either.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -17,7 +22,7 @@ use super::cases::Case;
 use super::iperf::{self, Direction, Test};
 use super::lab::{self, Network, ip};
 use super::ping_pong::Stopwatch;
-use super::process::{self, Running};
+use super::process::{self, KernelThreads, Running};
 use super::report::{machine, reported};
 use super::results::{Results, Series, System};
 use super::system::find_program;
@@ -35,12 +40,30 @@ pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     CASES.iter()
 }
 
-static CASES: [Case; 4] = [
+static CASES: [Case; 8] = [
     Case::high("tunnel_ipv4_1flow", "Gbit/s"),
+    Case::low("tunnel_ipv4_1flow_cpu_all", "s/GiB"),
     Case::high("tunnel_ipv4_4flows", "Gbit/s"),
+    Case::low("tunnel_ipv4_4flows_cpu_all", "s/GiB"),
     Case::high("tunnel_ipv6_1flow", "Gbit/s"),
+    Case::low("tunnel_ipv6_1flow_cpu_all", "s/GiB"),
     Case::high("tunnel_ipv6_4flows", "Gbit/s"),
+    Case::low("tunnel_ipv6_4flows_cpu_all", "s/GiB"),
 ];
+
+/// The runs, with the two cases of each: throughput and processor time.
+fn runs() -> impl Iterator<Item = (Traffic, &'static [Case])> {
+    let traffics = [(4, 1), (4, 4), (6, 1), (6, 4)];
+    traffics.map(|(version, flows)| Traffic { version, flows }).into_iter().zip(CASES.chunks(2))
+}
+
+/// The traffic of a run.
+#[derive(Clone, Copy)]
+struct Traffic {
+    /// Of IP outside.
+    version: u8,
+    flows: u32,
+}
 
 /// Two hosts, and two machines on each.
 struct Hosts {
@@ -48,7 +71,7 @@ struct Hosts {
     of_towpath: [Network; 2],
     of_kernel: [Network; 2],
     /// Networks of towpath, for each IP version outside.
-    _serving: Vec<Running>,
+    serving: Vec<Running>,
 }
 
 /// What joins the hosts.
@@ -60,7 +83,7 @@ enum Tunnel {
 
 /// Measures all selected cases. This process must be the first of new namespaces, and have one
 /// thread. Also returns how many measurements of towpath failed.
-pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
+pub(super) fn measure(plan: &Timed, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
     ensure!(find_program("iperf3").is_some(), "iperf3 is not installed");
     process::go_first();
     let hosts = Hosts::new()?;
@@ -72,23 +95,32 @@ pub(super) fn measure(plan: &Timed) -> anyhow::Result<(Results, usize)> {
     ];
     let tunnels = [Tunnel::Towpath, Tunnel::Kernel];
     let bare = |tunnel: Tunnel| System { name: tunnel.name().into(), rounds: Vec::new() };
-    let series = |case| Series { case, systems: tunnels.map(bare).into() };
-    let mut series: Vec<_> = plan.selection.cases().iter().copied().map(series).collect();
+    let mut series: Vec<_> =
+        CASES.iter().map(|case| Series { case, systems: tunnels.map(bare).into() }).collect();
     let mut failures = 0;
     for round in 1..=rounds {
-        for series in &mut series {
+        for ((traffic, cases), series) in runs().zip(series.chunks_mut(2)) {
+            if !cases.iter().any(|case| plan.selection.has(case)) {
+                continue;
+            }
             for (index, tunnel) in tunnels.into_iter().enumerate() {
-                let figure = hosts.measure(series.case, tunnel, seconds);
-                if let Err(error) = &figure {
-                    let (case, name) = (&series.case.name, tunnel.name());
+                let figures = hosts.measure(traffic, tunnel, seconds, kernel);
+                if let Err(error) = &figures {
+                    let (case, name) = (&cases[0].name, tunnel.name());
                     say::error(format_args!("{case}: {name}: {error:#}"));
                     failures += usize::from(matches!(tunnel, Tunnel::Towpath));
                 }
-                series.systems[index].rounds.push(figure.ok());
+                let figures = figures.map_or([None; 2], |figures| figures.map(Some));
+                for (series, figure) in series.iter_mut().zip(figures) {
+                    series.systems[index].rounds.push(figure);
+                }
             }
-            reported(round, rounds, series);
+            for series in series.iter().filter(|series| plan.selection.has(series.case)) {
+                reported(round, rounds, series);
+            }
         }
     }
+    series.retain(|series| plan.selection.has(series.case));
     Ok((Results { bench: "tunnels", circumstances, series }, failures))
 }
 
@@ -135,20 +167,35 @@ impl Hosts {
                 configure(machine, version, own)?;
             }
         }
-        Ok(Self { _hosts: hosts, of_towpath, of_kernel, _serving: serving })
+        Ok(Self { _hosts: hosts, of_towpath, of_kernel, serving })
     }
 
-    fn measure(&self, case: &Case, tunnel: Tunnel, seconds: u32) -> anyhow::Result<f64> {
-        let version = if case.name.contains("ipv6") { 6 } else { 4 };
-        let flows = if case.name.contains("4flows") { 4 } else { 1 };
+    /// Throughput in Gbit/s, and processor seconds per GiB.
+    fn measure(
+        &self,
+        traffic: Traffic,
+        tunnel: Tunnel,
+        seconds: u32,
+        kernel: &KernelThreads,
+    ) -> anyhow::Result<[f64; 2]> {
+        const GIB: f64 = (1_u64 << 30) as f64;
+        let Traffic { version, flows } = traffic;
         let [near, far] = match tunnel {
             Tunnel::Towpath => &self.of_towpath,
             Tunnel::Kernel => &self.of_kernel,
         };
         let test = Test { ipv6: false, udp: false, direction: Direction::Out, flows };
         let target = [10, 20, version, 2].into();
+        let serving: Vec<i32> = self.serving.iter().flat_map(Running::tree).collect();
+        let used = || {
+            let ended = process::cpu_seconds_of_ended();
+            process::cpu_seconds(&serving) + ended + kernel.cpu_seconds()
+        };
+        let before = used();
         let moved = iperf::run_between(far, near, target, test, seconds)?;
-        Ok(moved.gbits_per_second)
+        let used = used() - before;
+        ensure!(moved.bytes > 0.0, "nothing arrived");
+        Ok([moved.gbits_per_second, used / (moved.bytes / GIB)])
     }
 }
 

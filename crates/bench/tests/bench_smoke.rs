@@ -316,8 +316,9 @@ fn a_quick_run_of_tunnels_yields_figures() {
         eprintln!("skipped: {reason}");
         return;
     }
-    let run = Run::of("tunnels", &["--cases", "tunnel_*_1flow"]);
-    run.check_names(["tunnel_ipv4_1flow", "tunnel_ipv6_1flow"].map(str::to_owned));
+    let run = Run::of("tunnels", &["--cases", "tunnel_*_1flow*"]);
+    let names = ["ipv4_1flow", "ipv4_1flow_cpu_all", "ipv6_1flow", "ipv6_1flow_cpu_all"];
+    run.check_names(names.map(|name| format!("tunnel_{name}")));
     for object in run.cases.values() {
         assert!(is_measured(object), "{object}: {}", run.errors);
     }

@@ -365,7 +365,9 @@ pub(crate) enum AddOrDel {
 /// the machine, which gets a smaller one than the network's by DHCP. `link up|down`: with the link
 /// down, no packet passes, and a vhost-user port has no connection; QEMU, with `reconnect=1`,
 /// reports that to the machine. `egress no`: the policy of the network is for the machine, not one
-/// of its own. `queue-pairs N`: with `add` only. `set` leaves others unchanged.
+/// of its own. `bandwidth-out RATE` and `bandwidth-in RATE`: most bits per second of frames from
+/// the machine and to it, for example 10Mbit or, with a burst of bytes, 10Mbit/256K; `no` for no
+/// limit. `queue-pairs N`: with `add` only. `set` leaves others unchanged.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct PortArguments {

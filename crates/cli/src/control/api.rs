@@ -228,6 +228,8 @@ fn port(report: &PortReport) -> Value {
         "router": settings.is_router,
         "flood-rate": flood_rate(&settings.storm),
         "mtu": report.caps.mtu,
+        "bandwidth-out": settings.bandwidth_out.map(|bound| bound.to_string()),
+        "bandwidth-in": settings.bandwidth_in.map(|bound| bound.to_string()),
         "link": if settings.is_up { "up" } else { "down" },
         "macs": settings.guard.macs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "addresses": settings.guard.addresses.iter().map(allowed).collect::<Vec<_>>(),

@@ -25,9 +25,10 @@ use crate::egress::rule::{Action, Check, Destination, Limits, Ports, Rule, Trans
 const ID_CHARS_MAX: usize = 64;
 /// Largest bound of flows. No instance has more.
 const FLOWS_MAX: u64 = 1 << 20;
-/// Bandwidths in bits per second: a byte, and more than any machine moves.
-const BANDWIDTH_MIN: u64 = 8;
-const BANDWIDTH_MAX: u64 = 1_000_000_000_000;
+/// Smallest bandwidth in bits per second: a byte.
+pub const BANDWIDTH_MIN: u64 = 8;
+/// Largest bandwidth in bits per second: more than any machine moves.
+pub const BANDWIDTH_MAX: u64 = 1_000_000_000_000;
 /// Largest quota in bytes.
 const QUOTA_MAX: u64 = 1 << 50;
 
@@ -126,7 +127,7 @@ fn limits(fields: &mut Fields) -> Result<Limits, Wrong> {
 }
 
 /// Parses bits per second: digits and a unit, as tc(8) has them.
-fn bandwidth(text: &str) -> Option<u64> {
+pub(super) fn bandwidth(text: &str) -> Option<u64> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
     let unit: u64 = match unit.to_ascii_lowercase().as_str() {
         "bit" => 1,

@@ -21,7 +21,9 @@
 //! none: any), `"router": BOOL`, `"flood-rate": N` (packets per second of each kind that it may
 //! send to more than one station; 0: no limit), `"mtu": N` (largest IP packet to the station),
 //! `"link": "up"` or `"down"`, `"egress": {...}` (a policy of its own, see
-//! [`egress`]) or `false`, and for a new port `"queue-pairs": N`.
+//! [`egress`]) or `false`, `"bandwidth-out": RATE` and `"bandwidth-in": RATE` (most bits per second
+//! of frames from the station and to it, such as `"10Mbit"` or, with a burst in bytes,
+//! `"10Mbit/256K"`) or `false`, and for a new port `"queue-pairs": N`.
 //!
 //! Limit: [`OPERATIONS_MAX`].
 
@@ -35,14 +37,15 @@ use towpath_io::namespace::listening::ephemeral_ports;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 use towpath_net::vxlan::{VNI_MAX, Vni, remotes};
+use towpath_packet::tokens::DEPTH_MAX;
 
 use super::egress;
 use super::fields::{Fields, Wrong};
-use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX};
+use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX, parse_size};
 use crate::egress::policy::Policy;
 use crate::network::{
-    Attachment, Change, EvpnSettings, Operation, PassedTap, Password, PortSettings, QUEUE_LEN_MAX,
-    VxlanSettings,
+    Attachment, Bandwidth, Change, EvpnSettings, Operation, PassedTap, Password, PortSettings,
+    QUEUE_LEN_MAX, VxlanSettings,
 };
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Guest, StaticLease};
@@ -368,6 +371,8 @@ fn change(fields: &mut Fields) -> Result<Change, Wrong> {
         mtu: fields.number("mtu", MTU_MIN.into(), MTU_MAX.into())?.map(|mtu| mtu as u16),
         is_up: fields.parsed_by("link", link)?,
         egress: policy(fields)?,
+        bandwidth_out: bandwidth(fields, "bandwidth-out")?,
+        bandwidth_in: bandwidth(fields, "bandwidth-in")?,
         role: isolated.map(|yes| if yes { Role::Isolated } else { Role::Station }),
     })
 }
@@ -379,6 +384,33 @@ fn policy(fields: &mut Fields) -> Result<Option<Option<Arc<Policy>>>, Wrong> {
     }
     let policy = fields.fields("egress")?.map(egress::policy).transpose()?;
     Ok(policy.map(|policy| Some(Arc::new(policy))))
+}
+
+/// Parses a bound of a port's frames, or that it has none.
+fn bandwidth(fields: &mut Fields, name: &'static str) -> Result<Option<Option<Bandwidth>>, Wrong> {
+    if fields.is_off(name) {
+        return Ok(Some(None));
+    }
+    Ok(fields.parsed_by(name, read_bandwidth)?.map(Some))
+}
+
+/// Parses bits per second, with or without a burst in bytes: `10Mbit`, `10Mbit/256K`.
+///
+/// # Errors
+/// What is wrong, for the user.
+pub fn read_bandwidth(text: &str) -> Result<Bandwidth, String> {
+    let (rate, burst) =
+        text.split_once('/').map_or((text, None), |(rate, burst)| (rate, Some(burst)));
+    let bits = egress::bandwidth(rate).ok_or_else(|| {
+        "expected bits per second such as 10Mbit, from 8bit to 1000Gbit".to_owned()
+    })?;
+    let Some(burst) = burst else { return Ok(Bandwidth::new(bits)) };
+    let bytes = parse_size(burst).ok().and_then(|bytes| u64::try_from(bytes).ok());
+    let bytes = bytes.filter(|bytes| (1..=DEPTH_MAX).contains(bytes));
+    let burst = bytes.ok_or_else(|| {
+        format!("expected a burst from 1 to {DEPTH_MAX} bytes behind '/', such as 10Mbit/256K")
+    })?;
+    Ok(Bandwidth { bits, burst })
 }
 
 /// Parses the state of a link; true if it is up.
@@ -479,6 +511,22 @@ mod tests {
         );
     }
 
+    /// Goal: bounds of bandwidth are read, with and without a burst, and taken away; what a listing
+    /// shows can be given.
+    #[test]
+    fn bandwidths() {
+        let change = |setting: Value| match read(&json!({ "set": "a", "bandwidth-out": setting })) {
+            Ok(Operation::Set(_, change)) => change.bandwidth_out,
+            other => panic!("{other:?}"),
+        };
+        let bounded = |bits, burst| Some(Some(Bandwidth { bits, burst }));
+        assert_eq!(change(json!("10Mbit")), bounded(10_000_000, 64 << 10));
+        assert_eq!(change(json!("10mbit/256K")), bounded(10_000_000, 256 << 10));
+        let listed = Bandwidth { bits: 8, burst: DEPTH_MAX };
+        assert_eq!(change(json!(listed.to_string())), Some(Some(listed)));
+        assert_eq!(change(json!(false)), Some(None));
+    }
+
     #[test]
     fn operations_that_are_none_are_refused() {
         for (wrong, why) in [
@@ -509,6 +557,13 @@ mod tests {
             (json!({ "set": "a", "mtu": 575 }), "expected a number from 576 to 65520, got 575"),
             (json!({ "set": "a", "egress": true }), "'egress': expected a table, got true"),
             (json!({ "set": "a", "egress": { "default": 1 } }), "'default': expected a string"),
+            (json!({ "set": "a", "bandwidth-in": 5 }), "'bandwidth-in': expected a string, got 5"),
+            (json!({ "set": "a", "bandwidth-in": "5" }), "'5': expected bits per second such as"),
+            (json!({ "set": "a", "bandwidth-in": "7bit" }), "from 8bit to 1000Gbit"),
+            (json!({ "set": "a", "bandwidth-out": "1Mbit/" }), "'1Mbit/': expected a burst from 1"),
+            (json!({ "set": "a", "bandwidth-out": "1Mbit/0" }), "expected a burst from 1"),
+            (json!({ "set": "a", "bandwidth-out": "1Mbit/2048G" }), "expected a burst from 1"),
+            (json!({ "set": "a", "bandwidth-out": true }), "expected a string, got true"),
             (json!({ "set": "a", "link": "on" }), "'link': 'on': expected up or down"),
             (json!({ "publish": "a" }), "expected tcp or udp"),
             (json!({ "publish": "a", "tcp": "0" }), "'0' is not a port"),

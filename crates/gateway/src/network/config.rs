@@ -22,6 +22,7 @@ use towpath_net::vxlan::remotes::ChangeError;
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::CAPACITY_MAX;
 
+use super::pace::Bandwidth;
 use super::tunnel::{InvalidVxlan, VxlanSettings};
 use crate::capture::CAPTURES_MAX;
 use crate::config::Config;
@@ -181,6 +182,10 @@ pub struct PortSettings {
     pub is_up: bool,
     /// Which hosts outside its station may reach, if the policy of the network is not for it.
     pub egress: Option<Arc<Policy>>,
+    /// Bound of all frames from its station.
+    pub bandwidth_out: Option<Bandwidth>,
+    /// Bound of all frames to its station.
+    pub bandwidth_in: Option<Bandwidth>,
 }
 
 impl PortSettings {
@@ -207,6 +212,8 @@ impl Default for PortSettings {
             mtu: None,
             is_up: true,
             egress: None,
+            bandwidth_out: None,
+            bandwidth_in: None,
         }
     }
 }

@@ -9,6 +9,7 @@ use towpath_packet::{Burst, Context};
 
 use super::config::PortError;
 use super::device::PortDevice;
+use super::pace::{self, Pace};
 use super::queue::Queue;
 use crate::capture::Mirrors;
 
@@ -27,6 +28,22 @@ pub(super) struct Driver<'a> {
     pub(super) device: &'a mut PortDevice,
     pub(super) queue: u16,
     pub(super) mirrors: &'a mut Mirrors,
+    /// The bound of what the device gets.
+    pub(super) pace: Option<&'a Pace>,
+}
+
+impl Driver<'_> {
+    /// Passes packets from the front of `burst` to the queue, as far as it and the bound take them.
+    fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), PortError> {
+        let Self { device, queue, pace, .. } = self;
+        let Some(pace) = pace else { return device.transmit_by(*queue, burst, cx) };
+        pace::pass_front(burst, pace.left(cx.now), |front| {
+            let before = pace::bytes(front);
+            let result = device.transmit_by(*queue, front, cx);
+            pace.take(before - pace::bytes(front), cx.now);
+            result
+        })
+    }
 }
 
 impl Lane {
@@ -51,6 +68,12 @@ impl Lane {
         self.next.len() + self.queue.len()
     }
 
+    /// Returns the bytes of the frames of the waiting packets.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        let queued = self.queue.iter().map(|packet| packet.frame_bytes() as u64);
+        pace::bytes(&self.next) + queued.sum::<u64>()
+    }
+
     /// Passes packets from the front of `burst` to the queue. What it does not take waits, as far
     /// as there is room, and as long as fewer than `most` wait; the rest stays in `burst`.
     ///
@@ -65,7 +88,7 @@ impl Lane {
     ) -> Result<(), PortError> {
         if self.waiting() == 0 && burst.len() <= self.queue.len_max() {
             driver.mirrors.see(Direction::Outbound, burst.iter());
-            driver.device.transmit_by(driver.queue, burst, cx)?;
+            driver.transmit(burst, cx)?;
             if !burst.is_empty() {
                 std::mem::swap(burst, &mut self.next);
             }
@@ -95,7 +118,7 @@ impl Lane {
                 self.queue.fill(&mut self.next);
                 driver.mirrors.see(Direction::Outbound, self.next.iter());
             }
-            driver.device.transmit_by(driver.queue, &mut self.next, cx)?;
+            driver.transmit(&mut self.next, cx)?;
             if !self.next.is_empty() {
                 break;
             }

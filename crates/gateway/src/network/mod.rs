@@ -39,6 +39,7 @@ mod lease_file;
 mod links;
 mod member;
 mod outputs;
+mod pace;
 mod port;
 mod ports;
 mod queue;
@@ -59,6 +60,7 @@ pub use config::{
 };
 pub use evpn::{Evpn, EvpnError, EvpnReport, EvpnSettings, Password, TellEvpn, vtep};
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
+pub use pace::Bandwidth;
 pub use remotes::{Busy, CHANGES_MAX, ControlEvent, ControlPlane, EVENTS_MAX, PortRemotes};
 pub use report::{DeviceReport, NetworkReport, PortReport};
 pub use several::OtherWorker;

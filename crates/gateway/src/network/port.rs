@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use towpath_io::pcapng::Direction;
 use towpath_net::switch::{PortCounters, PortId};
 use towpath_net::time::{Instant, earliest};
+use towpath_packet::burst::BURST_MAX;
 use towpath_packet::{Burst, Caps, Context, Device, Input, Memory};
 
 use super::RETRY;
 use super::config::{self, Attachment, NetworkConfig, PortError, PortSettings};
 use super::device::PortDevice;
 use super::lane::{Driver, Lane};
+use super::pace::{self, Bandwidth, Pace};
 use super::report::PortState;
 use super::share::PortShare;
 use super::vxlan::Vxlan;
@@ -28,6 +30,8 @@ pub(super) struct Shape {
     pub(super) queue_len: usize,
     pub(super) mtu: u16,
     pub(super) is_up: bool,
+    /// Bounds of the frames from the guest, and to it.
+    pub(super) bandwidths: [Option<Bandwidth>; 2],
 }
 
 impl Shape {
@@ -37,6 +41,7 @@ impl Shape {
             queue_len: settings.queue_len,
             mtu: settings.mtu.unwrap_or(mtu),
             is_up: settings.is_up,
+            bandwidths: [settings.bandwidth_out, settings.bandwidth_in],
         }
     }
 }
@@ -62,6 +67,11 @@ pub(super) struct Port {
     /// It is not read: enough of its packets wait for another thread.
     pub(super) is_held: bool,
     pub(super) share: PortShare,
+    /// Bounds of the frames from the guest, and to it.
+    pace_out: Option<Pace>,
+    pace_in: Option<Pace>,
+    /// It is not read before, as the bound says.
+    paused_until: Option<Instant>,
     /// When its device needs a turn, or is tried again.
     pub(super) deadline: Option<Instant>,
     /// Why it has failed.
@@ -127,6 +137,9 @@ impl Port {
         config::check_mtu(attachment, settings)?;
         let device = PortDevice::open(attachment, settings, network)?;
         let queues = 0..device.queue_count(settings);
+        let [mut pace_out, mut pace_in] = [None, None];
+        Pace::follow(&mut pace_out, settings.bandwidth_out);
+        Pace::follow(&mut pace_in, settings.bandwidth_in);
         let lanes = queues.map(|_| Lane::new(settings.queue_len)).collect::<Result<_, _>>()?;
         Ok(Self {
             id: None,
@@ -144,6 +157,9 @@ impl Port {
             is_ready: true,
             is_held: false,
             share: PortShare::new(),
+            pace_out,
+            pace_in,
+            paused_until: None,
             deadline: None,
             failure: None,
             mirrors: Mirrors::default(),
@@ -171,6 +187,11 @@ impl Port {
         self.resize(shape.queue_len)?;
         self.device.set_mtu(shape.mtu);
         self.wants_up = shape.is_up;
+        let [from_guest, to_guest] = shape.bandwidths;
+        Pace::follow(&mut self.pace_out, from_guest);
+        Pace::follow(&mut self.pace_in, to_guest);
+        // The next turn reads it again, if the new bound allows that.
+        self.paused_until = self.paused_until.map(|_| Instant::START);
         Ok(())
     }
 
@@ -216,12 +237,12 @@ impl Port {
 
     /// Polls the device; returns true if there is work.
     pub(super) fn poll(&mut self) -> bool {
-        self.failure.is_none() && self.device.poll()
+        self.failure.is_none() && self.paused_until.is_none() && self.device.poll()
     }
 
     /// Makes the file report new work. Returns true if there is work already.
     pub(super) fn arm(&mut self) -> bool {
-        self.failure.is_none() && self.device.arm()
+        self.failure.is_none() && self.paused_until.is_none() && self.device.arm()
     }
 
     /// Does the device's pending work other than packets. Returns true if the device's caps may
@@ -233,7 +254,7 @@ impl Port {
         }
         let link = self.follow_link();
         let result = self.device.turn(true, cx);
-        self.deadline = self.device.next_deadline();
+        self.deadline = earliest([self.device.next_deadline(), self.paused_until]);
         self.note(link.and(result));
         true
     }
@@ -247,12 +268,35 @@ impl Port {
         Ok(())
     }
 
+    /// Returns how many packets may be read from it now. If none may, the port pauses: it is not
+    /// ready before [`Port::resumes`].
+    pub(super) fn allowance(&mut self, now: Instant) -> usize {
+        let Some(pace) = &self.pace_out else { return BURST_MAX };
+        let packets = pace.packets(now);
+        if packets == 0 {
+            self.is_ready = false;
+            self.paused_until = Some(pace.resumes_at());
+            self.deadline = earliest([self.deadline, self.paused_until]);
+        }
+        packets
+    }
+
+    /// Returns true if a pause ends now.
+    pub(super) fn resumes(&mut self, now: Instant) -> bool {
+        let resumes = self.paused_until.take_if(|at| *at <= now).is_some();
+        self.is_ready |= resumes;
+        resumes
+    }
+
     /// Adds received packets to `burst`, which must be empty.
     pub(super) fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Input {
         if self.failure.is_some() {
             return Input::Done;
         }
         let result = self.device.receive(burst, cx);
+        if let Some(pace) = &self.pace_out {
+            pace.take(pace::bytes(burst), cx.now);
+        }
         self.deadline = earliest([self.deadline, self.device.next_deadline()]);
         self.mirrors.see(Direction::Inbound, burst.iter());
         self.note(result).unwrap_or(Input::Done)
@@ -304,14 +348,21 @@ impl Port {
     }
 
     /// Passes packets from the front of `burst` to one queue. At most `most` packets wait for the
-    /// port before no more may.
+    /// port before no more may, and no longer than its bound allows.
     fn transmit_by(&mut self, queue: u16, burst: &mut Burst, most: usize, cx: &mut Context<'_>) {
-        let Self { device, mirrors, lanes, .. } = self;
+        let Some(pace) = &self.pace_in else { return self.offer(queue, burst, most, cx) };
+        let waiting = self.lanes.iter().map(Lane::waiting_bytes).sum();
+        let room = pace.room(waiting, cx.now);
+        pace::pass_front(burst, room, |front| self.offer(queue, front, most, cx));
+    }
+
+    fn offer(&mut self, queue: u16, burst: &mut Burst, most: usize, cx: &mut Context<'_>) {
+        let Self { device, mirrors, lanes, pace_in, .. } = self;
         let index = usize::from(queue);
         let of_others: usize =
             lanes.iter().map(Lane::waiting).sum::<usize>() - lanes[index].waiting();
         let most = most.saturating_sub(of_others);
-        let mut driver = Driver { device, queue, mirrors };
+        let mut driver = Driver { device, queue, mirrors, pace: pace_in.as_ref() };
         let result = lanes[index].transmit(burst, most, &mut driver, cx);
         self.transmitted(result, cx.now);
     }
@@ -322,12 +373,13 @@ impl Port {
             return;
         }
         let open = self.device.open_queues();
-        let Self { device, mirrors, lanes, .. } = self;
+        let Self { device, mirrors, lanes, pace_in, .. } = self;
         let mut result = Ok(());
         for (queue, lane) in (0..).zip(lanes) {
             // What waits for a queue that the guest no longer uses goes to another one.
             let used = if open.contains(queue) { queue } else { open.first().unwrap_or(queue) };
-            let mut driver = Driver { device, queue: used, mirrors };
+            let pace = pace_in.as_ref();
+            let mut driver = Driver { device, queue: used, mirrors, pace };
             result = result.and(lane.flush(&mut driver, cx).map(drop));
         }
         self.transmitted(result, cx.now);
@@ -337,8 +389,18 @@ impl Port {
     fn transmitted(&mut self, result: Result<(), PortError>, now: Instant) {
         self.note(result);
         self.deadline = earliest([self.deadline, self.device.next_deadline()]);
-        if !self.device.reports_room() && self.waiting() > 0 {
-            self.deadline = Some(now + RETRY);
+        if self.waiting() > 0 {
+            self.deadline = earliest([self.deadline, self.retry_at(now)]);
+        }
+    }
+
+    /// Returns when to offer waiting packets again, unless the file of the device reports that.
+    fn retry_at(&self, now: Instant) -> Option<Instant> {
+        match &self.pace_in {
+            Some(pace) if pace.left(now) == 0 => Some(pace.resumes_at()),
+            // While the port pauses, its file is not watched.
+            _ if self.device.reports_room() && self.paused_until.is_none() => None,
+            _ => Some(now + RETRY),
         }
     }
 

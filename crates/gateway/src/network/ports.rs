@@ -212,8 +212,12 @@ impl Ports {
 
     /// Gives devices that need one a turn, and shows each to `turned` afterwards.
     pub(super) fn turn(&mut self, cx: &mut Context<'_>, mut turned: impl FnMut(usize, &mut Port)) {
-        for (index, port) in self.places.iter_mut().enumerate() {
+        let Self { places, reactor, .. } = self;
+        for (index, port) in places.iter_mut().enumerate() {
             let Some(port) = port else { continue };
+            if port.resumes(cx.now) {
+                watch(reactor, index, port, Interest::READ);
+            }
             let is_due = port.deadline.is_some_and(|at| at <= cx.now);
             if (port.has_news || is_due) && port.turn(cx) {
                 turned(index, port);
@@ -256,7 +260,7 @@ impl Ports {
     where
         F: FnMut(&mut [Option<Port>], usize, &mut Burst, &mut Context<'_>) -> Forwarded,
     {
-        let Self { places, received, .. } = self;
+        let Self { places, received, reactor, .. } = self;
         for _ in 0..BURSTS_PER_TURN {
             let Some(port) = &mut places[index] else { return Input::Done };
             if !port.is_ready {
@@ -267,7 +271,12 @@ impl Ports {
                 // There is a next turn as long as packets wait for the gateway.
                 return Input::Done;
             }
-            received.limit(room);
+            let allowed = port.allowance(cx.now);
+            if allowed == 0 {
+                watch(reactor, index, port, Interest::NONE);
+                return Input::Done;
+            }
+            received.limit(room.min(allowed));
             let input = port.receive(received, cx);
             // A burst that is not full has emptied the port; its file reports when there is more.
             port.is_ready = received.is_full();
@@ -385,6 +394,12 @@ impl Ports {
             })
             .sum()
     }
+}
+
+/// Changes what the file of a port reports.
+fn watch(reactor: &Reactor, index: usize, port: &Port, interest: Interest) {
+    // It is registered and still open, unless the port has failed: nothing is read then.
+    let _ = reactor.modify(port, index as u64, interest, false);
 }
 
 impl AsFd for Ports {

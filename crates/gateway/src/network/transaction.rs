@@ -13,7 +13,7 @@ use towpath_net::switch::{Guard, PortVlans, Prefix, Role, StormRates};
 use towpath_net::vxlan::remotes::{self, Origin};
 use towpath_net::wire::MacAddr;
 
-use super::{Attachment, Network, PortError, PortSettings, WorkersError};
+use super::{Attachment, Bandwidth, Network, PortError, PortSettings, WorkersError};
 use crate::egress::policy::Policy;
 use crate::flows::{StartError, UndoPort};
 use crate::publish::PortChange;
@@ -71,6 +71,10 @@ pub struct Change {
     pub is_up: Option<bool>,
     /// Its own policy, or none.
     pub egress: Option<Option<Arc<Policy>>>,
+    /// Bound of all frames from its station, or none.
+    pub bandwidth_out: Option<Option<Bandwidth>>,
+    /// Bound of all frames to its station, or none.
+    pub bandwidth_in: Option<Option<Bandwidth>>,
 }
 
 /// Why a transaction failed. Nothing was changed, except with [`OperationError::Incomplete`] and
@@ -167,6 +171,8 @@ impl Change {
             mtu: self.mtu.or(settings.mtu),
             is_up: self.is_up.unwrap_or(settings.is_up),
             egress: self.egress.unwrap_or(settings.egress),
+            bandwidth_out: self.bandwidth_out.unwrap_or(settings.bandwidth_out),
+            bandwidth_in: self.bandwidth_in.unwrap_or(settings.bandwidth_in),
         }
     }
 }

@@ -103,7 +103,7 @@ pub(super) fn collect(
 /// Checks that a container is attached as it was, with these addresses.
 pub(super) fn check(wanted: &Wanted, addresses: &[IpAddr]) -> Result<(), Error> {
     let network = Network::running(wanted.network.as_deref())?;
-    network.check(&wanted.key.port, addresses, &wanted.member.published)?;
+    network.check(&wanted.key.port, addresses, &wanted.member)?;
     let Some((path, name)) = &wanted.interface else { return Ok(()) };
     namespace::check(path, name, addresses)
         .map_err(|error| Error::new(error::NOT_AS_EXPECTED, format_args!("{error:#}")))

@@ -9,12 +9,15 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
+use towpath_gateway::control::egress::{BANDWIDTH_MAX, BANDWIDTH_MIN};
 use towpath_gateway::control::fields::{Fields, Wrong};
+use towpath_gateway::network::Bandwidth;
 use towpath_net::wire::MacAddr;
+use towpath_packet::tokens::DEPTH_MAX;
 
 use super::attach::specification;
 use super::error::{self, Error};
-use super::network::Published;
+use super::network::{BANDWIDTHS, Published};
 
 /// A network, and what the runtime says about one container of it.
 #[derive(Debug, Default)]
@@ -179,17 +182,37 @@ impl Configuration {
         }
         let dns = Dns::of(fields.fields("dns").map_err(invalid)?, "servers", "searches")?;
         self.dns = dns.or(std::mem::take(&mut self.dns));
-        let rates = object(&mut fields, "bandwidth")?.unwrap_or_default();
-        if rates.values().any(|rate| rate.as_u64() != Some(0)) {
-            let rates = Value::Object(rates);
-            return Err(Error::new(
-                error::UNSUPPORTED,
-                format_args!("'runtimeConfig.bandwidth' is not supported, got {rates}"),
-            ));
-        }
+        let bounds = object(&mut fields, "bandwidth")?.unwrap_or_default();
+        self.take_bandwidth(Fields::of(Value::Object(bounds), "").map_err(invalid)?)?;
         fields.finish().map_err(|Wrong { message, .. }| {
             Error::new(error::UNSUPPORTED, format_args!("runtimeConfig: {message}"))
         })
+    }
+
+    /// Takes the bounds of bandwidth, in bits and bits per second, into the settings of the port.
+    fn take_bandwidth(&mut self, mut fields: Fields) -> Result<(), Error> {
+        for (setting, rate, burst) in [
+            (BANDWIDTHS[0], "egressRate", "egressBurst"),
+            (BANDWIDTHS[1], "ingressRate", "ingressBurst"),
+        ] {
+            let bits = bound(&mut fields, rate, BANDWIDTH_MIN, BANDWIDTH_MAX)?;
+            let burst = (burst, bound(&mut fields, burst, 1, DEPTH_MAX * 8)?);
+            let bandwidth = match (bits, burst) {
+                (None, (_, None)) => continue,
+                (None, (name, Some(bits))) => {
+                    return Err(Error::new(
+                        error::CONFIGURATION,
+                        format_args!(
+                            "'runtimeConfig.bandwidth.{name}': {bits} bits need a rate; give {rate}"
+                        ),
+                    ));
+                }
+                (Some(bits), (_, None)) => Bandwidth::new(bits),
+                (Some(bits), (_, Some(burst))) => Bandwidth { bits, burst: burst.div_ceil(8) },
+            };
+            self.settings.insert(setting.to_owned(), bandwidth.to_string().into());
+        }
+        fields.finish().map_err(unsupported)
     }
 }
 
@@ -259,6 +282,24 @@ fn publish(mapping: &Value, published: &mut Published) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Parses a bound of bandwidth; `None` if there is none, or 0.
+fn bound(
+    fields: &mut Fields,
+    name: &'static str,
+    least: u64,
+    most: u64,
+) -> Result<Option<u64>, Error> {
+    let what = format!("0, or a number from {least} to {most}");
+    let read = fields.read(name, what, |value| {
+        value.as_u64().filter(|number| *number == 0 || (least..=most).contains(number))
+    });
+    let wrong = |wrong: Wrong| {
+        let message = format!("runtimeConfig.bandwidth: {}", wrong.message);
+        Error::new(error::CONFIGURATION, message)
+    };
+    Ok(read.map_err(wrong)?.filter(|number| *number > 0))
 }
 
 /// Parses a list of addresses, each with or without the length of a prefix, which is that of the

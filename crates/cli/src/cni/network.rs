@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
-use towpath_gateway::network::NETWORK_PORTS_MAX;
+use towpath_gateway::control::operations;
+use towpath_gateway::network::{Bandwidth, NETWORK_PORTS_MAX};
 use towpath_gateway::services::wire::domain::DomainName;
 
 use super::error::{self, Error};
@@ -22,6 +23,8 @@ use crate::control::{api, ask, instances, ports, published};
 /// Most attempts at a change that others may prevent: the network refuses one only if another
 /// plugin or a guest has changed it in the same moment.
 const ATTEMPTS_MAX: usize = 16;
+/// Settings of a port that bound its frames: from the container, and to it.
+pub(super) const BANDWIDTHS: [&str; 2] = ["bandwidth-out", "bandwidth-in"];
 /// Most addresses of a pool that are tried: as many as the network leases of it.
 const POOL_ADDRESSES_MAX: u128 = 4096;
 
@@ -204,46 +207,14 @@ impl Network {
         stale.map(|name| self.remove(name)).fold(Ok(()), Result::and)
     }
 
-    /// Checks that a container is there with these addresses and published ports.
+    /// Checks that a container is there with these addresses, published ports and bandwidths.
     pub(super) fn check(
         &self,
         port: &str,
         addresses: &[IpAddr],
-        published: &Published,
+        member: &Member,
     ) -> Result<(), Error> {
-        let wrong = |message: String| Err(Error::new(error::NOT_AS_EXPECTED, message));
-        let state = self.state()?;
-        let Some(found) = all(&state.ports, "ports").find(|found| found["name"] == port) else {
-            return wrong(format!("the network has no port {port} for the container"));
-        };
-        if let Some(failure) = found["failure"].as_str() {
-            return wrong(format!("port {port} of the container has failed: {failure}"));
-        }
-        let lease = all(&state.leases, "static").find(|lease| lease["port"] == port);
-        let lease = lease.cloned().unwrap_or_default();
-        for address in addresses {
-            let version = if address.is_ipv4() { "ipv4" } else { "ipv6" };
-            if lease[version] != address.to_string() {
-                return wrong(format!(
-                    "{address} is not reserved for port {port} of the container"
-                ));
-            }
-        }
-        let count = |protocol: &str| {
-            let of_port = all(&state.published, "published")
-                .filter(|one| one["guest"] == port && one["protocol"] == protocol);
-            of_port.filter_map(|one| one["count"].as_u64()).sum::<u64>()
-        };
-        for (protocol, specs) in [("tcp", &published.tcp), ("udp", &published.udp)] {
-            let (wanted, is) = (specs.len() as u64, count(protocol));
-            if is < wanted {
-                return wrong(format!(
-                    "{is} {protocol} ports are published for port {port} of the container; \
-                     expected {wanted}"
-                ));
-            }
-        }
-        Ok(())
+        self.state()?.check(port, addresses, member)
     }
 
     /// Makes all changes or none. The inner error is the number of the operation that the network
@@ -274,6 +245,52 @@ impl Network {
 }
 
 impl State {
+    /// Checks that a container is there as [`Network::check`] says.
+    fn check(&self, port: &str, addresses: &[IpAddr], member: &Member) -> Result<(), Error> {
+        let wrong = |message: String| Err(Error::new(error::NOT_AS_EXPECTED, message));
+        let Some(found) = all(&self.ports, "ports").find(|found| found["name"] == port) else {
+            return wrong(format!("the network has no port {port} for the container"));
+        };
+        if let Some(failure) = found["failure"].as_str() {
+            return wrong(format!("port {port} of the container has failed: {failure}"));
+        }
+        for name in BANDWIDTHS {
+            let wanted = member.settings.get(name).and_then(bandwidth);
+            if let Some(wanted) = wanted.filter(|wanted| bandwidth(&found[name]) != Some(*wanted)) {
+                return wrong(format!(
+                    "{name} of port {port} of the container is {}; expected {wanted}",
+                    found[name]
+                ));
+            }
+        }
+        let lease = all(&self.leases, "static").find(|lease| lease["port"] == port);
+        let lease = lease.cloned().unwrap_or_default();
+        for address in addresses {
+            let version = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+            if lease[version] != address.to_string() {
+                return wrong(format!(
+                    "{address} is not reserved for port {port} of the container"
+                ));
+            }
+        }
+        let count = |protocol: &str| {
+            let of_port = all(&self.published, "published")
+                .filter(|one| one["guest"] == port && one["protocol"] == protocol);
+            of_port.filter_map(|one| one["count"].as_u64()).sum::<u64>()
+        };
+        let Published { tcp, udp } = &member.published;
+        for (protocol, specs) in [("tcp", tcp), ("udp", udp)] {
+            let (wanted, is) = (specs.len() as u64, count(protocol));
+            if is < wanted {
+                return wrong(format!(
+                    "{is} {protocol} ports are published for port {port} of the container; \
+                     expected {wanted}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the operations that remove a port with its leases and published ports.
     fn removal(&self, port: &str) -> Vec<Value> {
         let has = |of: &Value, list: &str, key: &str| all(of, list).any(|one| one[key] == port);
@@ -429,6 +446,11 @@ fn free_name(name: &str, leases: &Value) -> Option<DomainName> {
     (!others.any(|lease| lease["name"] == name.as_str())).then_some(name)
 }
 
+/// Parses a bound of bandwidth, in settings or in a listing; `None` if it is none.
+fn bandwidth(value: &Value) -> Option<Bandwidth> {
+    operations::read_bandwidth(value.as_str()?).ok()
+}
+
 fn all<'a>(of: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {
     of[list].as_array().into_iter().flatten()
 }
@@ -518,6 +540,42 @@ mod tests {
             [("a", false), ("B", false), ("c", true), ("", false), ("c d", false)]
         {
             assert_eq!(free_name(name, &leases).is_some(), is_free, "{name}");
+        }
+    }
+
+    /// Goal: CHECK finds each thing that is not as ADD has left it. Method: a container that is as
+    /// wanted, and then one change each.
+    #[test]
+    fn checks() {
+        let state = |bandwidth: Value, address: &str, count: u64| State {
+            ports: json!({ "ports": [
+                { "name": "c", "failure": null, "bandwidth-out": bandwidth, "bandwidth-in": null },
+            ] }),
+            leases: json!({ "static": [{ "port": "c", "ipv4": address, "ipv6": null }] }),
+            published: json!({
+                "published": [{ "guest": "c", "protocol": "tcp", "count": count }],
+            }),
+        };
+        let mut member = Member::default();
+        member.published.tcp.push("8080:80".to_owned());
+        let addresses = [ip("10.0.2.20")];
+        let check = |state: State, member: &Member| state.check("c", &addresses, member);
+        let found = json!("1000000bit/65536");
+        assert_eq!(check(state(found.clone(), "10.0.2.20", 1), &member), Ok(()), "not asked for");
+        member.settings.insert("bandwidth-out".to_owned(), "1Mbit".into());
+        assert_eq!(check(state(found.clone(), "10.0.2.20", 1), &member), Ok(()));
+        for (state, why) in [
+            (
+                state(json!(null), "10.0.2.20", 1),
+                "bandwidth-out of port c of the container is null",
+            ),
+            (state(json!("1000000bit/1"), "10.0.2.20", 1), "expected 1000000bit/65536"),
+            (state(found.clone(), "10.0.2.21", 1), "10.0.2.20 is not reserved for port c"),
+            (state(found, "10.0.2.20", 0), "0 tcp ports are published"),
+        ] {
+            let error = check(state, &member).unwrap_err();
+            assert_eq!(error.code, error::NOT_AS_EXPECTED);
+            assert!(error.message.contains(why), "{error:?}");
         }
     }
 

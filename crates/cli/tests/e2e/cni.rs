@@ -311,11 +311,16 @@ fn echo_through_published_port(container: &Container) {
     server.finish();
 }
 
-/// Goal: a virtual machine gets a port with a socket, at which its monitor finds the network.
+/// Goal: a virtual machine gets a port with a socket, at which its monitor finds the network. The
+/// bounds of its bandwidth are those of the port, and CHECK misses one that was taken away.
 fn virtual_machines(host: &mut Host) {
     let engine = Engine::start(host, Owner::Root, &[]);
     let machine = Container::new("vm");
-    let device = json!({ "device": "vhost-user", "socketDir": engine.folder });
+    let device = json!({
+        "device": "vhost-user",
+        "socketDir": engine.folder,
+        "runtimeConfig": { "bandwidth": { "egressRate": 8_000_000, "egressBurst": 800_000 } },
+    });
     let result = engine.call("ADD", Some(&machine), device.clone()).expect("a success");
     let socket = result["interfaces"][0]["socketPath"].as_str().expect("a path").to_owned();
     std::os::unix::net::UnixStream::connect(&socket).expect("a socket");
@@ -323,7 +328,13 @@ fn virtual_machines(host: &mut Host) {
     assert!(!links.contains("eth0"), "{links}");
     let mut check = device.clone();
     check["prevResult"] = result;
-    engine.call("CHECK", Some(&machine), check).expect("a success");
+    engine.call("CHECK", Some(&machine), check.clone()).expect("a success");
+    let ports = engine.listed("ports");
+    let port = ports.split_whitespace().nth(1).expect("a name");
+    run(TOWPATH, ["port", "set", port, "bandwidth-out", "no", "--socket", &engine.control]);
+    let unbounded = engine.call("CHECK", Some(&machine), check).expect_err("a failure");
+    let why = unbounded["msg"].as_str().expect("a text");
+    assert!(why.ends_with("is null; expected 8000000bit/100000"), "{unbounded}");
     engine.call("DEL", Some(&machine), device).expect("a success");
     assert!(!Path::new(&socket).exists());
     engine.assert_empty();

@@ -35,7 +35,10 @@ fn a_whole_configuration() {
             "ips": ["10.0.2.50/24", "fd00::50"],
             "mac": "02:00:00:00:00:09",
             "dns": { "servers": ["192.0.2.2"], "searches": ["b.example"] },
-            "bandwidth": { "ingressRate": 0, "egressRate": 0 },
+            "bandwidth": {
+                "ingressRate": 1_000_000, "ingressBurst": 2_147_483_647,
+                "egressRate": 8000, "egressBurst": 0,
+            },
         },
     });
     let arguments =
@@ -43,7 +46,12 @@ fn a_whole_configuration() {
     let read = parse(given, arguments).unwrap();
     assert_eq!((read.name.as_str(), read.sockets), ("lab", None));
     assert_eq!(read.network, Some("/run/net.control".into()));
-    assert_eq!(Value::Object(read.settings), json!({ "isolated": true }));
+    let settings = json!({
+        "isolated": true,
+        "bandwidth-in": "1000000bit/268435456",
+        "bandwidth-out": "8000bit/65536",
+    });
+    assert_eq!(Value::Object(read.settings), settings);
     assert_eq!(read.published.tcp, ["8080:80", "22:22"]);
     assert_eq!(read.published.udp, ["::1/53:5353"]);
     assert_eq!(read.addresses, ips(&["10.0.2.50", "fd00::50"]));
@@ -69,6 +77,55 @@ fn addresses_in_three_places() {
     assert_eq!(read.addresses, ips(&["10.0.2.9", "fd00::9"]));
     assert_eq!(read.mac.unwrap().to_string(), "02:00:00:00:00:01");
     assert!(read.previous.is_none());
+}
+
+/// Goal: no bound, 0 and null ask for nothing and leave the settings of all containers alone; a
+/// bound takes the place of theirs.
+#[test]
+fn bandwidths() {
+    let settings = |runtime: Value| {
+        let settings = json!({ "bandwidth-in": "5Mbit", "bandwidth-out": "6Mbit" });
+        let given = json!({ "settings": settings, "runtimeConfig": { "bandwidth": runtime } });
+        Value::Object(parse(given, "").unwrap().settings)
+    };
+    let all = json!({ "bandwidth-in": "5Mbit", "bandwidth-out": "6Mbit" });
+    let zero = json!({ "ingressRate": 0, "ingressBurst": 0, "egressRate": 0 });
+    for none in [json!({}), json!(null), zero] {
+        assert_eq!(settings(none), all);
+    }
+    let one = json!({ "ingressRate": 9_000_000, "ingressBurst": 9 });
+    assert_eq!(settings(one), json!({ "bandwidth-in": "9000000bit/2", "bandwidth-out": "6Mbit" }));
+}
+
+/// Goal: a mistake names its field.
+#[test]
+fn bandwidths_that_are_wrong() {
+    for (bounds, why) in [
+        (
+            json!({ "ingressRate": "8000" }),
+            "runtimeConfig.bandwidth: 'ingressRate': expected 0, or a number from 8 to",
+        ),
+        (json!({ "egressRate": -1 }), "'egressRate': expected 0"),
+        (json!({ "egressRate": 7 }), "got 7"),
+        (json!({ "ingressRate": 1e18 }), "'ingressRate'"),
+        (
+            json!({ "egressRate": 8000, "egressBurst": 1.5 }),
+            "'egressBurst': expected 0, or a number from 1 to",
+        ),
+        (
+            json!({ "ingressBurst": 8000 }),
+            "'runtimeConfig.bandwidth.ingressBurst': 8000 bits need a rate; give ingressRate",
+        ),
+        (json!([]), "'bandwidth'"),
+    ] {
+        let given = json!({ "runtimeConfig": { "bandwidth": bounds } });
+        let found = parse(given.clone(), "").expect_err(&given.to_string());
+        assert_eq!(found.code, error::CONFIGURATION, "{given}: {found:?}");
+        assert!(found.message.contains(why), "{given}: {found:?}");
+    }
+    let unknown = json!({ "runtimeConfig": { "bandwidth": { "ingress": 1 } } });
+    let found = parse(unknown, "").expect_err("a failure");
+    assert_eq!(found.code, error::UNSUPPORTED, "{found:?}");
 }
 
 #[test]
@@ -103,11 +160,6 @@ fn mistakes() {
         (json!({ "runtimeConfig": { "ips": ["10.0.2"] } }), error::CONFIGURATION, "10.0.2"),
         (json!({ "runtimeConfig": { "mac": "02" } }), error::CONFIGURATION, "'mac': '02'"),
         (json!({ "runtimeConfig": { "aliases": {} } }), error::UNSUPPORTED, "'aliases'"),
-        (
-            json!({ "runtimeConfig": { "bandwidth": { "ingressRate": 8000 } } }),
-            error::UNSUPPORTED,
-            r#"'runtimeConfig.bandwidth' is not supported, got {"ingressRate":8000}"#,
-        ),
         (mapping(json!({ "containerPort": 80 })), error::CONFIGURATION, "hostPort"),
         (mapping(json!({ "hostPort": 0, "containerPort": 80 })), error::CONFIGURATION, "hostPort"),
         (

@@ -41,111 +41,76 @@ const BENCHES: [(&str, &[&str]); 5] = [
     ("vm-machines", &["--rounds", "1", "--seconds", "5"]),
 ];
 
-const SEGMENTS: &str = "2014, segmentation";
-const RING: &str = "2016, ring";
-const SEND: &str = "2017, MSG_ZEROCOPY";
-const EVENTS: &str = "2006, events";
+/// Published figures: under each document its claims, what it reports, the unit of the figure (`x`
+/// or `%`), bench and case, and the system that towpath is compared with.
+const TABLE: &str = "\
+# 2014, segmentation
+two guests | 1.24 | x | vm vm_to_vm_segmented | orphan
+four guests | more | x | vm vm_to_vm_segmented_4guests | orphan
+eight guests | more | x | vm vm_to_vm_segmented_8guests | orphan
+sixteen guests | more | x | vm vm_to_vm_segmented_16guests | orphan
+copies per byte | 2 | x | vm vm_to_vm_segmented_copies | orphan
+two machines in QEMU | 1.24 | x | vm-machines vm_guests | orphan
+# 2016, ring
+packets to a guest | 1.09 | x | ring port_guest_pps | spin_queue
+packets to a TAP device | 1.09 | x | ring port_pps | spin_queue
+# 2017, MSG_ZEROCOPY
+thread, 4 KiB | 41 % | % | zerocopy process_4KiB | copy
+all, 4 KiB |  | % | zerocopy system_4KiB | copy
+thread, 1 MiB | 8 % | % | zerocopy process_1MiB | copy
+all, 1 MiB | 61 % | % | zerocopy system_1MiB | copy
+thread, 4 KiB, TAP | 41 % | % | zerocopy tap_process_4KiB | copy
+thread, 1 MiB, TAP | 8 % | % | zerocopy tap_process_1MiB | copy
+all, 1 MiB, TAP | 61 % | % | zerocopy tap_system_1MiB | copy
+answers of 2 KiB, time | less | x | events rpc_2KiB_cpu | copy
+the same over TAP | less | x | events tap_rpc_2KiB_cpu | copy
+answers of 98 KiB, time | more | x | events rpc_98KiB_cpu | copy
+the same over TAP | more | x | events tap_rpc_98KiB_cpu | copy
+summed before, time |  | x | events rpc_98KiB_summed_cpu | copy
+downloads per second | 1.07 | x | events download_1MiB_10 | copy
+and their time |  | x | events download_1MiB_10_cpu | copy
+downloads over TAP | 1.07 | x | events tap_download_1MiB_10 | copy
+and their time |  | x | events tap_download_1MiB_10_cpu | copy
+summed before, per second | less | x | events download_1MiB_10_summed | copy
+parameter server, time | 1.08 | x | events tensors_cpu | copy
+the same over TAP | 1.08 | x | events tap_tensors_cpu | copy
+# 2006, events
+receive, one socket | 1 | x | events receive_1GiB_1 | calls
+its thread's time | 2 to 6 | x | events receive_1GiB_1_cpu_thread | calls
+receive, ten sockets | 1 | x | events receive_1GiB_10 | calls
+its thread's time | 2 to 6 | x | events receive_1GiB_10_cpu_thread | calls
+receive, kernel, ten | 1 | x | events kernel_receive_1GiB_10 | calls
+its thread's time | 2 to 6 | x | events kernel_receive_1GiB_10_cpu_thread | calls
+send, ten sockets | 1 | x | events send_1GiB_10 | calls
+send, kernel, ten | 1 | x | events kernel_send_1GiB_10 | calls
+SEND_ZC, kernel, ten | 1 | x | events kernel_send_lent_1GiB_10 | calls
+own connections | 1.46 to 1.64 | x | events kernel_http_connection_per_request | plain epoll
+their time |  | x | events kernel_http_connection_per_request_cpu | plain epoll
+the same in process |  | x | events http_connection_per_request | readiness
+overload, answers | 1.46 to 1.64 | x | events kernel_overload | plain epoll
+overload, errors | 7 | x | events kernel_overload_errors | plain epoll
+overload in process, answers |  | x | events overload | readiness
+reads of 40 KiB, disk, time |  | x | events file_read_40KiB_depth_4_cpu | pread
+the same, past the cache | 0 % of 5 % | x | events file_read_40KiB_depth_4_direct_cpu | pread
+speed while captured |  | x | events capture_all | no capture
+the same, of tcpdump |  | x | events capture_all | tcpdump
+";
 
-const ROWS: [Row; 46] = [
-    times(SEGMENTS, "two guests", "1.24", ("vm", "vm_to_vm_segmented", "orphan")),
-    times(SEGMENTS, "four guests", "more", ("vm", "vm_to_vm_segmented_4guests", "orphan")),
-    times(SEGMENTS, "eight guests", "more", ("vm", "vm_to_vm_segmented_8guests", "orphan")),
-    times(SEGMENTS, "sixteen guests", "more", ("vm", "vm_to_vm_segmented_16guests", "orphan")),
-    times(SEGMENTS, "copies per byte", "2", ("vm", "vm_to_vm_segmented_copies", "orphan")),
-    times(SEGMENTS, "two machines in QEMU", "1.24", ("vm-machines", "vm_guests", "orphan")),
-    times(RING, "packets to a guest", "1.09", ("ring", "port_guest_pps", "spin_queue")),
-    times(RING, "packets to a TAP device", "1.09", ("ring", "port_pps", "spin_queue")),
-    percent(SEND, "thread, 4 KiB", "41 %", ("zerocopy", "process_4KiB", "copy")),
-    percent(SEND, "all, 4 KiB", "", ("zerocopy", "system_4KiB", "copy")),
-    percent(SEND, "thread, 1 MiB", "8 %", ("zerocopy", "process_1MiB", "copy")),
-    percent(SEND, "all, 1 MiB", "61 %", ("zerocopy", "system_1MiB", "copy")),
-    percent(SEND, "thread, 4 KiB, TAP", "41 %", ("zerocopy", "tap_process_4KiB", "copy")),
-    percent(SEND, "thread, 1 MiB, TAP", "8 %", ("zerocopy", "tap_process_1MiB", "copy")),
-    percent(SEND, "all, 1 MiB, TAP", "61 %", ("zerocopy", "tap_system_1MiB", "copy")),
-    times(SEND, "answers of 2 KiB, time", "less", ("events", "rpc_2KiB_cpu", "copy")),
-    times(SEND, "the same over TAP", "less", ("events", "tap_rpc_2KiB_cpu", "copy")),
-    times(SEND, "answers of 98 KiB, time", "more", ("events", "rpc_98KiB_cpu", "copy")),
-    times(SEND, "the same over TAP", "more", ("events", "tap_rpc_98KiB_cpu", "copy")),
-    times(SEND, "summed before, time", "", ("events", "rpc_98KiB_summed_cpu", "copy")),
-    times(SEND, "downloads per second", "1.07", ("events", "download_1MiB_10", "copy")),
-    times(SEND, "and their time", "", ("events", "download_1MiB_10_cpu", "copy")),
-    times(SEND, "downloads over TAP", "1.07", ("events", "tap_download_1MiB_10", "copy")),
-    times(SEND, "and their time", "", ("events", "tap_download_1MiB_10_cpu", "copy")),
-    times(SEND, "summed before, per second", "less", ("events", "download_1MiB_10_summed", "copy")),
-    times(SEND, "parameter server, time", "1.08", ("events", "tensors_cpu", "copy")),
-    times(SEND, "the same over TAP", "1.08", ("events", "tap_tensors_cpu", "copy")),
-    times(EVENTS, "receive, one socket", "1", ("events", "receive_1GiB_1", "calls")),
-    times(EVENTS, "its thread's time", "2 to 6", ("events", "receive_1GiB_1_cpu_thread", "calls")),
-    times(EVENTS, "receive, ten sockets", "1", ("events", "receive_1GiB_10", "calls")),
-    times(EVENTS, "its thread's time", "2 to 6", ("events", "receive_1GiB_10_cpu_thread", "calls")),
-    times(EVENTS, "receive, kernel, ten", "1", ("events", "kernel_receive_1GiB_10", "calls")),
-    times(
-        EVENTS,
-        "its thread's time",
-        "2 to 6",
-        ("events", "kernel_receive_1GiB_10_cpu_thread", "calls"),
-    ),
-    times(EVENTS, "send, ten sockets", "1", ("events", "send_1GiB_10", "calls")),
-    times(EVENTS, "send, kernel, ten", "1", ("events", "kernel_send_1GiB_10", "calls")),
-    times(EVENTS, "SEND_ZC, kernel, ten", "1", ("events", "kernel_send_lent_1GiB_10", "calls")),
-    times(
-        EVENTS,
-        "requests, own connections",
-        "1.46 to 1.64",
-        ("events", "kernel_http_connection_per_request", "plain epoll"),
-    ),
-    times(
-        EVENTS,
-        "their time",
-        "",
-        ("events", "kernel_http_connection_per_request_cpu", "plain epoll"),
-    ),
-    times(
-        EVENTS,
-        "the same in process",
-        "",
-        ("events", "http_connection_per_request", "readiness"),
-    ),
-    times(
-        EVENTS,
-        "overload, answers",
-        "1.46 to 1.64",
-        ("events", "kernel_overload", "plain epoll"),
-    ),
-    times(EVENTS, "overload, errors", "7", ("events", "kernel_overload_errors", "plain epoll")),
-    times(EVENTS, "overload in process, answers", "", ("events", "overload", "readiness")),
-    times(
-        EVENTS,
-        "reads of 40 KiB, disk, time",
-        "",
-        ("events", "file_read_40KiB_depth_4_cpu", "pread"),
-    ),
-    times(
-        EVENTS,
-        "the same, past the cache",
-        "0 % of 5 %",
-        ("events", "file_read_40KiB_depth_4_direct_cpu", "pread"),
-    ),
-    times(EVENTS, "speed while captured", "", ("events", "capture_all", "no capture")),
-    times(EVENTS, "the same, of tcpdump", "", ("events", "capture_all", "tcpdump")),
-];
-
-const fn times(
-    document: &'static str,
-    claim: &'static str,
-    theirs: &'static str,
-    (bench, case, against): (&'static str, &'static str, &'static str),
-) -> Row {
-    Row { document, claim, theirs, bench, case, against, show: Show::Times }
-}
-
-const fn percent(
-    document: &'static str,
-    claim: &'static str,
-    theirs: &'static str,
-    measured: (&'static str, &'static str, &'static str),
-) -> Row {
-    Row { show: Show::Percent, ..times(document, claim, theirs, measured) }
+/// Returns the rows of the table.
+fn rows() -> Vec<Row> {
+    let mut document = "";
+    let rows = TABLE.lines().filter_map(|line| {
+        if let Some(name) = line.strip_prefix("# ") {
+            document = name;
+            return None;
+        }
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let [claim, theirs, unit, measured, against] = cells[..] else { panic!("{line}") };
+        let (bench, case) = measured.split_once(' ').expect("a bench and its case");
+        let show = if unit == "%" { Show::Percent } else { Show::Times };
+        Some(Row { document, claim, theirs, bench, case, against, show })
+    });
+    rows.collect()
 }
 
 impl Row {
@@ -163,9 +128,9 @@ type Ratios = HashMap<(String, String), f64>;
 
 /// Measures all rows, prints them, and draws them to `target/papers.svg`.
 pub(crate) fn run() -> Result<(), String> {
-    let mut ratios = Ratios::new();
+    let (rows, mut ratios) = (rows(), Ratios::new());
     for (bench, options) in BENCHES {
-        let of_bench = ROWS.iter().filter(|row| row.bench == bench);
+        let of_bench = rows.iter().filter(|row| row.bench == bench);
         let mut cases: Vec<_> = of_bench.map(|row| row.case).collect();
         cases.sort_unstable();
         cases.dedup();
@@ -175,7 +140,7 @@ pub(crate) fn run() -> Result<(), String> {
     let mut missing = Vec::new();
     println!("{:<20}{:<28}{:>14}{:>10}  case", "document", "claim", "theirs", "towpath");
     let mut bars = Vec::new();
-    for row in &ROWS {
+    for row in &rows {
         let ratio = ratios.get(&(row.case.to_owned(), row.against.to_owned()));
         let figure = ratio.map_or_else(|| "left out".to_owned(), |ratio| row.figure(*ratio));
         let Row { document, claim, theirs, case, against, .. } = row;
@@ -272,13 +237,14 @@ mod tests {
 
     #[test]
     fn rows_name_benches_and_figures_have_their_unit() {
-        for row in &ROWS {
+        let rows = rows();
+        for row in &rows {
             assert!(BENCHES.iter().any(|(bench, _)| *bench == row.bench), "{}", row.case);
         }
         for (bench, _) in BENCHES {
-            assert!(ROWS.iter().any(|row| row.bench == bench), "{bench}");
+            assert!(rows.iter().any(|row| row.bench == bench), "{bench}");
         }
-        let find = |case| ROWS.iter().find(|row| row.case == case).expect("a row");
+        let find = |case| rows.iter().find(|row| row.case == case).expect("a row");
         assert_eq!(find("vm_guests").figure(1.236), "1.24");
         assert_eq!(find("process_1MiB").figure(50.0), "2.0 %");
     }
@@ -293,9 +259,10 @@ mod tests {
 
     #[test]
     fn the_picture_has_a_bar_for_each_row() {
-        let bars: Vec<_> = ROWS.iter().map(|row| (row, 1.5)).collect();
+        let rows = rows();
+        let bars: Vec<_> = rows.iter().map(|row| (row, 1.5)).collect();
         let svg = svg(&bars);
-        assert_eq!(svg.matches("fill=\"#1769aa\"").count(), ROWS.len());
+        assert_eq!(svg.matches("fill=\"#1769aa\"").count(), rows.len());
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && !svg.contains("NaN"));
     }
 }

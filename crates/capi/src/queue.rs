@@ -9,6 +9,7 @@
 mod groups;
 mod kernel;
 mod messages;
+mod mover;
 pub(crate) mod numbers;
 mod operations;
 mod pending;

@@ -1,37 +1,12 @@
 //! Neither direction of a guest's queues allocates memory, in either ring layout.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use towpath_io::vhost_user::driver::{DriverQueue, GuestRam};
 use towpath_io::vhost_user::virtq::{ReceiveQueue, Segment, TransmitQueue, feature};
 use towpath_packet::time::Instant;
 use towpath_packet::{Burst, Context, Ledger, Memory, MemoryConfig, Site};
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: each call is passed on to the system's allocator, which meets the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same for the system's
-        // allocator.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`; `memory` came from the system's
-        // allocator.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[path = "../../packet/tests/support/allocations.rs"]
+mod allocations;
 
 const ROUNDS: u64 = 500;
 
@@ -72,7 +47,7 @@ fn guest_to_guest_does_not_allocate() {
             assert!(sender.add(&[head, rest], &[], 0));
             sender.publish();
             let mut burst = Burst::new();
-            let before = ALLOCATIONS.get();
+            let before = allocations::count();
             let now = Instant::START;
             let cx = &mut Context { memory: &mut memory, ledger: &ledger, now };
             transmit.take(&mut burst, cx).expect("good");
@@ -82,7 +57,7 @@ fn guest_to_guest_does_not_allocate() {
             transmit.turn(now, &ledger);
             receive.enable_kicks();
             transmit.enable_kicks();
-            counted += ALLOCATIONS.get() - before;
+            counted += allocations::count() - before;
             payload += u64::from(bytes);
             small += if bytes <= 256 { u64::from(bytes) } else { 0 };
             assert!(sender.used().is_some());

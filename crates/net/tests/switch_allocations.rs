@@ -1,7 +1,5 @@
 //! The switch and its forwarders do not allocate for packets, whatever happens to them.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::num::NonZeroU16;
 
 use towpath_net::switch::{Config, Context, Egress, PortConfig, PortId, Switch};
@@ -12,31 +10,8 @@ use towpath_packet::{
     Burst, Caps, Checksum, Gso, GsoKind, Ledger, Memory, MemoryConfig, Offload, Packet,
 };
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is forwarded unchanged to the system's allocator, which meets the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller guarantees a valid layout of non-zero size, which is passed on
-        // unchanged.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller guarantees that `memory` came from this allocator, hence from
-        // `System`, with this layout.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[path = "../../packet/tests/support/allocations.rs"]
+mod allocations;
 
 /// Takes every second packet of the first burst of a call, and counts.
 #[derive(Default)]
@@ -112,11 +87,11 @@ fn the_data_path_does_not_allocate() {
             burst.push(packet(&mut memory, to, station(round + number))).expect("room");
         }
         let from = ports[usize::from(round) % ports.len()];
-        let before = ALLOCATIONS.get();
+        let before = allocations::count();
         let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
         switch.forward(from, &mut burst, &mut cx, &mut sink);
         switch.expire(now);
-        allocated += ALLOCATIONS.get() - before;
+        allocated += allocations::count() - before;
         now += Duration::from_millis(100);
     }
     assert_eq!(allocated, 0);
@@ -148,11 +123,11 @@ fn a_forwarder_does_not_allocate() {
             // Station 3 is unknown; that of the own port is dropped.
             burst.push(packet(&mut memory, station(number % 4), station(from))).expect("room");
         }
-        let before = ALLOCATIONS.get();
+        let before = allocations::count();
         let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
         forwarder.refresh();
         forwarder.forward(ports[from], &mut burst, &mut cx, &mut sink, &mut rest, false);
-        allocated += ALLOCATIONS.get() - before;
+        allocated += allocations::count() - before;
         left += rest.len();
         switch.forward(ports[from], &mut rest, &mut cx, &mut sink);
         now += Duration::from_millis(10);

@@ -2,37 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::unix::net::UnixStream;
 
 use towpath::events::{Choice, Completion, Config, Event, EventQueue, Stream};
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is forwarded unchanged to the system's allocator, which meets the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller guarantees a valid layout of non-zero size, which is passed on
-        // unchanged.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller guarantees that `memory` came from this allocator, hence from
-        // `System`, with this layout.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[path = "../../packet/tests/support/allocations.rs"]
+mod allocations;
 
 const PAIRS: usize = 8;
 const BYTES: usize = 512;
@@ -79,13 +54,13 @@ fn operations_do_not_allocate(back_end: Choice) {
     for _ in 0..100 {
         turn(&mut queue, &pairs, &mut buffers, &mut events);
     }
-    let before = ALLOCATIONS.get();
+    let before = allocations::count();
     for _ in 0..100 {
         turn(&mut queue, &pairs, &mut buffers, &mut events);
     }
     // A list may still grow, when more events than ever before arrive at a time.
-    let allocations = ALLOCATIONS.get() - before;
-    assert!(allocations < 32, "{allocations} allocations for 1600 operations");
+    let count = allocations::count() - before;
+    assert!(count < 32, "{count} allocations for 1600 operations");
 }
 
 #[test]

@@ -1,39 +1,13 @@
 //! Neither direction of a TAP device allocates memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use towpath_io::tap::Features;
 use towpath_packet::{Burst, Device};
 
 use crate::network::{End, ONE, isolated};
 use crate::support::{broadcast, broadcaster, cx, memory, pattern};
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: each call is passed on to the system's allocator, which meets the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same for the system's
-        // allocator.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`; `memory` came from the system's
-        // allocator.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[path = "../../../packet/tests/support/allocations.rs"]
+mod counting;
 
 /// Goal: neither direction allocates, even for large packets, drops and refused packets.
 #[test]
@@ -45,7 +19,7 @@ fn the_data_path_does_not_allocate() {
         let socket = broadcaster();
         let mut burst = Burst::new();
         let (small, large) = (pattern(100), pattern(60_000));
-        let before = ALLOCATIONS.get();
+        let before = counting::count();
         for _ in 0..20 {
             broadcast(&socket, &small);
             broadcast(&socket, &large);
@@ -57,7 +31,7 @@ fn the_data_path_does_not_allocate() {
             tap.transmit(&mut burst, &mut cx(&mut tight)).expect("sent");
             tap.rest();
         }
-        assert_eq!(ALLOCATIONS.get() - before, 0);
+        assert_eq!(counting::count() - before, 0);
         assert!(tap.counters().received.packets >= 40);
         assert!(tap.counters().receive_no_memory >= 20);
     });

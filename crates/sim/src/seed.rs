@@ -1,6 +1,8 @@
 //! Random numbers from a seed. Each world has one generator; the order of draws is part of the
 //! meaning of a seed.
 
+use std::panic::{RefUnwindSafe, catch_unwind};
+
 use towpath_net::time::Duration;
 
 /// Parts per million.
@@ -72,6 +74,25 @@ pub fn fresh() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     from_variable("TOWPATH_FRESH_SEED")
         .unwrap_or_else(|| std::collections::hash_map::RandomState::new().build_hasher().finish())
+}
+
+/// Calls `run` with the seeds from 0 to `count` and a fresh one, or with that of the environment
+/// alone. A failure names its seed.
+///
+/// # Panics
+/// If `run` returns 0 for all seeds from 0 on: what it counts has never happened.
+pub fn each(count: u64, run: impl Fn(u64) -> u64 + RefUnwindSafe) {
+    let one = |seed| {
+        let ran = catch_unwind(|| run(seed));
+        ran.unwrap_or_else(|_| panic!("failed; again with TOWPATH_SEED={seed:#x}"))
+    };
+    if let Some(seed) = from_environment() {
+        one(seed);
+        return;
+    }
+    let counted: u64 = (0..count).map(one).sum();
+    assert!(counted > 0, "it never happened");
+    one(fresh());
 }
 
 fn from_variable(name: &str) -> Option<u64> {

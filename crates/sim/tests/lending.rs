@@ -9,7 +9,7 @@
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use towpath_net::socket::{
     Borrower, DEFAULT_TERM, Error, Family, LentCall, Linger, Notice, ReadMost, ReceiveFlags,
@@ -22,7 +22,7 @@ use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Ledger, Loans, Memory, MemoryConfig, ReceivedPiece, Site};
 use towpath_sim::link::{Frame, Freight, Link, LinkConfig, Live, Medium};
 use towpath_sim::oracle;
-use towpath_sim::scenario::able;
+use towpath_sim::scenario::{able, address};
 use towpath_sim::seed::{self, Rng};
 
 /// Connections of a run; each has two sockets.
@@ -115,20 +115,15 @@ fn family(seed: u64) -> Family {
     if seed.is_multiple_of(2) { Family::V4 } else { Family::V6 }
 }
 
-fn address(family: Family, host: usize) -> IpAddr {
-    let number = host as u8 + 1;
-    match family {
-        Family::V4 => Ipv4Addr::new(192, 0, 2, number).into(),
-        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()).into(),
-    }
-}
-
 impl Host {
     fn new(family: Family, index: usize) -> Self {
         let mac = |host: usize| MacAddr([2, 0, 0, 0, 0, host as u8 + 1]);
         let config = Config {
             mac: mac(index),
-            addresses: vec![Address { address: address(family, index), prefix_len: 24 }],
+            addresses: vec![Address {
+                address: address(index, family == Family::V6),
+                prefix_len: 24,
+            }],
             next_hops: Vec::new(),
             transparent: false,
             secret: [1, index as u64],
@@ -136,7 +131,7 @@ impl Host {
             limits: Limits::default(),
         };
         let mut stack = Stack::new(config, able(1500));
-        stack.set_neighbor(address(family, 1 - index), mac(1 - index));
+        stack.set_neighbor(address(1 - index, family == Family::V6), mac(1 - index));
         Self {
             sockets: Sockets::new(stack),
             memory: Memory::new(MemoryConfig::within(64 << 20)),
@@ -411,7 +406,7 @@ impl<F: Freight> World<F> {
     }
 
     fn begin(&mut self) {
-        let at = SocketAddr::new(address(self.family, 0), 80);
+        let at = SocketAddr::new(address(0, self.family == Family::V6), 80);
         let server = &mut self.hosts[0].sockets;
         let listener = server.stream(self.family).expect("room");
         server.bind(listener, at).expect("free");
@@ -420,7 +415,7 @@ impl<F: Freight> World<F> {
         for index in 0..CONNECTIONS {
             let client = &mut self.hosts[1];
             let id = client.sockets.stream(self.family).expect("room");
-            let local = SocketAddr::new(address(self.family, 1), FIRST_PORT + index);
+            let local = SocketAddr::new(address(1, self.family == Family::V6), FIRST_PORT + index);
             client.sockets.bind(id, local).expect("free");
             let begun = client.sockets.connect(id, at, self.now);
             assert_eq!(begun, Err(Error::InProgress));
@@ -542,29 +537,15 @@ impl<F: Freight> World<F> {
     }
 }
 
-/// Runs a seed. Returns how many terms ended loans.
-fn run<F: Freight>(seed: u64, corrupt: u64) -> u64 {
-    let ran = std::panic::catch_unwind(|| {
+/// Runs all seeds, in some of which terms end loans.
+fn run_all<F: Freight>(corrupt: u64) {
+    seed::each(SEEDS, |seed| {
         let mut world = World::<F>::new(seed, corrupt);
         world.begin();
         world.run();
         world.check();
         world.hosts.iter().map(|host| host.sockets.lent_stats(world.now).terms_fired).sum()
     });
-    ran.unwrap_or_else(|_| panic!("failed; again with TOWPATH_SEED={seed:#x}"))
-}
-
-fn run_all<F: Freight>(corrupt: u64) {
-    match seed::from_environment() {
-        Some(seed) => {
-            run::<F>(seed, corrupt);
-        }
-        None => {
-            let fired: u64 = (0..SEEDS).map(|seed| run::<F>(seed, corrupt)).sum();
-            assert!(fired > 0, "no term ran out");
-            run::<F>(seed::fresh(), corrupt);
-        }
-    }
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! `TOWPATH_SEED=<seed>` replays a seed that failed.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use towpath_net::fragment::into_received;
 use towpath_net::socket::{
@@ -22,7 +22,7 @@ use towpath_net::time::{Duration, Instant};
 use towpath_net::wire::MacAddr;
 use towpath_packet::{Burst, Ledger, Loans, Memory, MemoryConfig, Packet, ReceivedPiece};
 use towpath_sim::oracle;
-use towpath_sim::scenario::able;
+use towpath_sim::scenario::{able, address};
 use towpath_sim::seed::{self, Rng};
 
 /// Numbers of streams that lend, and of datagram sockets beside them.
@@ -122,19 +122,11 @@ fn family(seed: u64) -> Family {
     if seed.is_multiple_of(2) { Family::V4 } else { Family::V6 }
 }
 
-fn address(family: Family, host: usize) -> IpAddr {
-    let number = host as u8 + 1;
-    match family {
-        Family::V4 => Ipv4Addr::new(192, 0, 2, number).into(),
-        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()).into(),
-    }
-}
-
 fn host(family: Family, index: usize) -> Host {
     let mac = |host: usize| MacAddr([2, 0, 0, 0, 0, host as u8 + 1]);
     let config = Config {
         mac: mac(index),
-        addresses: vec![Address { address: address(family, index), prefix_len: 24 }],
+        addresses: vec![Address { address: address(index, family == Family::V6), prefix_len: 24 }],
         next_hops: Vec::new(),
         transparent: false,
         secret: [1, index as u64],
@@ -142,7 +134,7 @@ fn host(family: Family, index: usize) -> Host {
         limits: Limits::default(),
     };
     let mut stack = Stack::new(config, able(1500));
-    stack.set_neighbor(address(family, 1 - index), mac(1 - index));
+    stack.set_neighbor(address(1 - index, family == Family::V6), mac(1 - index));
     let memory = Memory::new(MemoryConfig::within(64 << 20));
     Host { sockets: Sockets::new(stack), memory, ledger: Ledger::new() }
 }
@@ -167,7 +159,7 @@ impl World {
             rng: Rng::new(seed),
             now: Instant::START,
         };
-        let (now, at) = (world.now, SocketAddr::new(address(family, 1), 80));
+        let (now, at) = (world.now, SocketAddr::new(address(1, family == Family::V6), 80));
         let listener = world.hosts[1].sockets.stream(family).expect("room");
         world.hosts[1].sockets.bind(listener, at).expect("free");
         world.hosts[1].sockets.listen(listener, 16, now).expect("free");
@@ -223,7 +215,7 @@ impl World {
             let lend = |most: usize, to: Borrower| {
                 loans.lend_recallable(&memory, (0, most as u32), to.lender, to.token)
             };
-            let to = Some(SocketAddr::new(address(self.family, 1), 80));
+            let to = Some(SocketAddr::new(address(1, self.family == Family::V6), 80));
             let how = SendTo { to, term: Some(term), ..SendTo::default() };
             let sent = lender.with(now, |sockets, cx| {
                 sockets.send_lent_datagram(*id, DATAGRAM_LEN, &how, lend, cx)

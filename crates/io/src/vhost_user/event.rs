@@ -33,10 +33,17 @@ static BELL: OnceLock<Result<Bell, Errno>> = OnceLock::new();
 
 /// Creates the context, once per process.
 pub(super) fn prepare() -> io::Result<()> {
-    bell().map(drop).map_err(|errno| {
-        let text = "cannot set up notifications of guests (io_setup)";
-        io::Error::other(format!("{text}: {errno}; the sysctl fs.aio-max-nr may be too low"))
-    })
+    bell().map(drop).map_err(|errno| io::Error::other(refusal(errno)))
+}
+
+/// Says why there is no context, and what to do. Only io_setup(2) fails with `EAGAIN`.
+fn refusal(errno: Errno) -> String {
+    let remedy = match errno {
+        Errno::AGAIN => "; the sysctl fs.aio-max-nr is too low for another io_setup(2)",
+        Errno::MFILE => "; raise the limit of open files (ulimit -n)",
+        _ => "",
+    };
+    format!("cannot set up notifications of guests: {errno}{remedy}")
 }
 
 /// True if `file` is an eventfd.
@@ -76,6 +83,23 @@ mod tests {
 
     /// The largest value of an eventfd.
     const FULL: u64 = u64::MAX - 1;
+
+    /// Goal: a remedy is for its own cause alone.
+    #[test]
+    fn a_refusal_names_its_remedy() {
+        for (errno, remedy) in [
+            (Errno::AGAIN, Some("fs.aio-max-nr")),
+            (Errno::MFILE, Some("ulimit -n")),
+            (Errno::NFILE, None),
+            (Errno::NOSYS, None),
+        ] {
+            let text = refusal(errno);
+            assert!(text.contains(&errno.to_string()), "{text}");
+            for one in ["fs.aio-max-nr", "ulimit -n"] {
+                assert_eq!(text.contains(one), remedy == Some(one), "{text}");
+            }
+        }
+    }
 
     /// Goal: a signal adds one, and does not block on a full eventfd, whatever its flags are.
     /// Method: it would block forever.

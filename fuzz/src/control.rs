@@ -1,7 +1,7 @@
 //! Target: requests to a control socket and their transactions, responses, and lists of settings.
 
 use towpath_gateway::control::fields::Fields;
-use towpath_gateway::control::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, read};
+use towpath_gateway::control::http::{BODY_BYTES_MAX, BodyRoom, HEAD_BYTES_MAX, Request, read};
 use towpath_gateway::control::operations::{static_lease, transaction};
 
 /// Parses the input as a request that arrives in two parts, as a response, as a transaction and as
@@ -21,16 +21,19 @@ pub fn run(data: &[u8]) {
 }
 
 fn request(data: &[u8]) {
-    match Request::parse(data) {
+    match Request::parse(data, BodyRoom::SHORT) {
         Ok(Some(request)) => {
             let Request { method, path, body } = request;
             assert!(method.len() + path.len() + body.len() < data.len());
             assert!(body.len() <= BODY_BYTES_MAX);
             let end = body.as_ptr_range().end as usize - data.as_ptr() as usize;
-            let whole = Request::parse(&data[..end]).expect("it parsed").expect("complete");
+            let whole = Request::parse(&data[..end], BodyRoom::SHORT)
+                .expect("it parsed")
+                .expect("complete");
             assert_eq!((whole.method, whole.path, whole.body), (method, path, body));
             // The parser waits for the rest of an incomplete request instead of refusing it.
-            let part = Request::parse(&data[..end - 1]).expect("the beginning of a request");
+            let part = Request::parse(&data[..end - 1], BodyRoom::SHORT)
+                .expect("the beginning of a request");
             assert!(part.is_none(), "an incomplete request is not accepted");
             let _ = transaction(body);
         }

@@ -26,11 +26,13 @@ use towpath_gateway::worker::Worker;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
 
+use crate::control::content::Content;
 use crate::control::figures;
 use crate::control::flows::{self, FLOWS};
 use crate::control::metrics;
 use crate::control::policy::{self, AUDIT, EGRESS};
 use crate::control::published::{self, Publishing, TRANSACTION};
+use crate::control::socket::Asked;
 use crate::control::{evpn, remotes};
 
 pub(crate) const NETWORK: &str = "/v1/network";
@@ -59,11 +61,13 @@ pub(crate) trait Serving: Publishing {
 
 /// Answers a request; a transaction changes the network, and may take the TAP device whose
 /// descriptor came with it.
-pub(crate) fn answer(
-    worker: &mut Worker<Network>,
-    request: &Request<'_>,
-    file: &mut Option<OwnedFd>,
-) -> Response {
+pub(crate) fn answer(worker: &mut Worker<Network>, asked: Asked<'_>) -> Response {
+    let Asked { request, content, file, .. } = asked;
+    match content {
+        Content::Policy(policy) => return policy::replace(worker.egress(), policy),
+        Content::Operations(operations) => return transaction(worker, operations, file),
+        Content::Other => {}
+    }
     if flows::is_meant(request.path) && request.method == "GET" {
         return flows::answer(request.path, 1, |_, query| Some(worker.flows(query)));
     }
@@ -83,14 +87,12 @@ pub(crate) fn answer(
         ("GET", REMOTES) => Response::json(200, &remotes::list(worker)),
         ("GET", EVPN) => Response::json(200, &evpn::list(worker)),
         ("GET", PUBLISHED) => Response::json(200, &published::list(worker.published())),
-        ("POST", TRANSACTION) => transaction(worker, request.body, file),
-        ("POST", EGRESS) => policy::replace(worker.egress(), request.body),
         ("POST", AUDIT) => policy::reopen_audit(worker.egress()),
         (
             _,
             NETWORK | PORTS | LEASES | REMOTES | EVPN | PUBLISHED | STATS | FLOWS | METRICS
             | TRANSACTION | EGRESS | AUDIT,
-        ) => wrong_method(request, &format!("GET to read, or POST {TRANSACTION}")),
+        ) => wrong_method(&request, &format!("GET to read, or POST {TRANSACTION}")),
         _ => {
             let known = [
                 NETWORK,
@@ -104,7 +106,7 @@ pub(crate) fn answer(
                 METRICS,
                 TRANSACTION,
             ];
-            unknown_path(request, &known)
+            unknown_path(&request, &known)
         }
     }
 }
@@ -114,8 +116,14 @@ pub(crate) fn answer(
 pub(crate) fn answer_gateway(
     serving: &mut impl Serving,
     mut native: Option<&mut Link>,
-    request: &Request<'_>,
+    asked: Asked<'_>,
 ) -> Response {
+    let Asked { request, content, .. } = asked;
+    match content {
+        Content::Policy(policy) => return policy::replace(serving.egress(), policy),
+        Content::Operations(operations) => return published::transaction(serving, operations),
+        Content::Other => {}
+    }
     let workers = serving.worker_count();
     let mut report = || {
         let native = native.as_deref_mut().map(Link::counters);
@@ -136,13 +144,11 @@ pub(crate) fn answer_gateway(
         ("GET", PUBLISHED) => {
             Response::json(200, &published::list(serving.published().into_iter()))
         }
-        ("POST", TRANSACTION) => published::transaction(serving, request.body),
-        ("POST", EGRESS) => policy::replace(serving.egress(), request.body),
         ("POST", AUDIT) => policy::reopen_audit(serving.egress()),
         (_, PUBLISHED | STATS | FLOWS | METRICS | TRANSACTION | EGRESS | AUDIT) => {
-            wrong_method(request, &format!("GET to read, or POST {TRANSACTION}"))
+            wrong_method(&request, &format!("GET to read, or POST {TRANSACTION}"))
         }
-        _ => unknown_path(request, &[PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),
+        _ => unknown_path(&request, &[PUBLISHED, STATS, FLOWS, METRICS, TRANSACTION]),
     }
 }
 
@@ -157,8 +163,12 @@ fn unknown_path(request: &Request<'_>, known: &[&str]) -> Response {
     Response::error(404, &format!("unknown path '{path}'; expected one of {}", known.join(", ")))
 }
 
-fn transaction(worker: &mut Worker<Network>, body: &[u8], file: &mut Option<OwnedFd>) -> Response {
-    let operations = match operations::transaction(body) {
+fn transaction(
+    worker: &mut Worker<Network>,
+    operations: Result<Vec<Operation>, String>,
+    file: &mut Option<OwnedFd>,
+) -> Response {
+    let operations = match operations {
         Ok(operations) => operations,
         Err(message) => return Response::error(400, &message),
     };

@@ -45,16 +45,21 @@ pub(crate) fn exchange(
     body: Option<&Value>,
     file: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<(u16, Value)> {
+    // Before the connection begins, which must not last.
+    let body = body.map(Value::to_string).unwrap_or_default();
     let stream = UnixStream::connect(path)
         .with_context(|| format!("cannot connect to the control socket {}", path.display()))?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    let body = body.map(Value::to_string).unwrap_or_default();
     let mut answer = Vec::new();
-    send(&stream, method, target, &body, file)
-        .and_then(|()| stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer))
+    let sent = send(&stream, method, target, &body, file);
+    let read = stream.take(RESPONSE_BYTES_MAX).read_to_end(&mut answer);
+    if let Some(answer) = http::read(&answer) {
+        // It may have been refused before all of it was sent.
+        return Ok(answer);
+    }
+    sent.and(read)
         .with_context(|| format!("no answer from the control socket {}", path.display()))?;
-    http::read(&answer)
-        .with_context(|| format!("{} is not a control socket of towpath", path.display()))
+    bail!("{} is not a control socket of towpath", path.display())
 }
 
 /// Sends the text of a request, and a descriptor with its first byte if there is one.

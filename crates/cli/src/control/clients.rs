@@ -5,12 +5,14 @@
 //! The thread that moves packets serves the clients between two turns and never waits: all files
 //! are registered in a reactor, which the worker watches as one file. What arrives is given to a
 //! handler until the request is complete. The answer is written as fast as the client takes it;
-//! then the connection is closed. One descriptor may come with a request.
+//! then the connection is closed. One descriptor may come with a request. A handler may also give
+//! its answer [later](Answer::Later).
 //!
-//! Limits: [`Limits`]; at the limit a new connection displaces the oldest one whose request is not
-//! complete, else the oldest. A connection that is not done after [`TICKS_MAX`] ticks of the timer
-//! is closed. The timer runs while there are connections. It also runs after descriptors ran out;
-//! then no connection is accepted until it ticks.
+//! Limits: [`Limits`]; one connection at a time may send a long request. At the limit a new
+//! connection displaces the oldest one whose request is not complete, else the oldest. A connection
+//! that is not done after [`TICKS_MAX`] ticks of the timer is closed. The timer runs while there
+//! are connections. It also runs after descriptors ran out; then no connection is accepted until it
+//! ticks.
 
 use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -31,6 +33,8 @@ const TICKS_MAX: u32 = 5;
 const READ_BYTES: usize = 4096;
 /// Reactor token of the timer; listeners follow, and connections have lower ones.
 const TIMER: u64 = 1 << 32;
+/// Reactor token of a file that only wakes the worker.
+const BELL: u64 = u64::MAX;
 
 /// Sockets on which clients connect.
 pub(crate) trait Listeners {
@@ -51,14 +55,20 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     /// Most bytes of a request that are read.
     pub(crate) request_bytes: usize,
+    /// Most bytes of a long request, of which there is one at a time.
+    pub(crate) long_bytes: usize,
 }
 
 /// What has arrived from a client.
 pub(crate) struct Arrived<'a> {
-    /// All bytes so far.
-    pub(crate) bytes: &'a [u8],
+    /// Number of the connection among all so far.
+    pub(crate) number: u64,
+    /// All bytes so far. A handler that answers later may take them.
+    pub(crate) bytes: &'a mut Vec<u8>,
     /// No more will arrive.
     pub(crate) is_end: bool,
+    /// The request may be a long one: no other connection sends one.
+    pub(crate) may_be_long: bool,
     /// The descriptor that came with them.
     pub(crate) file: &'a mut Option<OwnedFd>,
     /// The connection, which is non-blocking.
@@ -71,6 +81,8 @@ pub(crate) enum Answer {
     Incomplete,
     /// The answer.
     Bytes(Vec<u8>),
+    /// The answer is given to [`Clients::finish`] later.
+    Later,
     /// There is none: the connection is closed here, or the handler has taken it over.
     None,
 }
@@ -85,6 +97,8 @@ pub(crate) struct Clients<L> {
     connections: Box<[Option<Connection>]>,
     /// Number of connections so far.
     accepted: u64,
+    /// Number of the connection that sends a long request.
+    long: Option<u64>,
     is_listening: bool,
     is_ticking: bool,
 }
@@ -94,6 +108,8 @@ struct Connection {
     stream: UnixStream,
     file: Option<OwnedFd>,
     input: Vec<u8>,
+    /// The request is complete, and its answer comes later.
+    is_asked: bool,
     /// The answer, once there is one.
     output: Option<Vec<u8>>,
     written: usize,
@@ -123,9 +139,18 @@ impl<L: Listeners> Clients<L> {
             timer,
             connections: (0..limits.connections).map(|_| None).collect(),
             accepted: 0,
+            long: None,
             is_listening: true,
             is_ticking: false,
         })
+    }
+
+    /// Makes the sockets readable while `bell` is.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub(crate) fn wake_by(&mut self, bell: impl AsFd) -> io::Result<()> {
+        self.reactor.add(bell, BELL, Interest::READ, false)
     }
 
     /// Does all work that needs no waiting. `answer` handles requests.
@@ -170,6 +195,7 @@ impl<L: Listeners> Clients<L> {
                 stream,
                 file: None,
                 input: Vec::new(),
+                is_asked: false,
                 output: None,
                 written: 0,
                 ticks: 0,
@@ -250,39 +276,86 @@ impl<L: Listeners> Clients<L> {
         let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
             return Ok(());
         };
-        let was_reading = connection.output.is_none();
-        if !connection.step(self.limits.request_bytes, answer) {
+        let (was_asked, was_reading) = (connection.is_asked, connection.output.is_none());
+        if was_asked && was_reading {
+            // Only its end is reported while it waits for its answer.
             return self.close(index);
         }
-        if was_reading && connection.output.is_some() {
-            let stream = &connection.stream;
-            self.reactor.modify(stream, index as u64, Interest::WRITE, false)?;
+        let may_be_long = self.long.is_none_or(|number| number == connection.number);
+        let stays = connection.step(self.limits, may_be_long, answer);
+        if !stays {
+            return self.close(index);
+        }
+        if connection.input.len() > self.limits.request_bytes || connection.is_asked {
+            self.long = Some(connection.number);
+        }
+        let interest = match (&connection.output, connection.is_asked) {
+            (Some(_), _) => Interest::WRITE,
+            (None, true) => Interest::NONE,
+            (None, false) => return Ok(()),
+        };
+        if was_reading {
+            self.reactor.modify(&connection.stream, index as u64, interest, false)?;
         }
         Ok(())
     }
 
-    fn close(&mut self, index: usize) -> io::Result<()> {
-        match self.connections[index].take() {
-            Some(connection) => self.reactor.remove(&connection.stream),
-            None => Ok(()),
+    /// Answers the request of connection `number` that was to be answered later, unless the
+    /// connection is closed by now: then `answer` is not called, and nothing is to be done. Without
+    /// an answer the connection is closed.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub(crate) fn finish(
+        &mut self,
+        number: u64,
+        answer: impl FnOnce(&UnixStream, &mut Option<OwnedFd>) -> Option<Vec<u8>>,
+    ) -> io::Result<()> {
+        let all = self.connections.iter_mut().enumerate();
+        let mut asked = all.filter_map(|(index, one)| Some((index, one.as_mut()?)));
+        let Some((index, connection)) = asked.find(|(_, one)| one.number == number) else {
+            return Ok(());
+        };
+        connection.output = answer(&connection.stream, &mut connection.file);
+        if connection.output.is_none() {
+            return self.close(index);
         }
+        self.long = None;
+        self.reactor.modify(&connection.stream, index as u64, Interest::WRITE, false)
+    }
+
+    fn close(&mut self, index: usize) -> io::Result<()> {
+        let Some(connection) = self.connections[index].take() else { return Ok(()) };
+        self.long.take_if(|number| *number == connection.number);
+        self.reactor.remove(&connection.stream)
     }
 }
 
 impl Connection {
     /// Reads, answers and writes as far as possible. Returns false if the connection is at its end.
-    fn step(&mut self, bytes_max: usize, answer: &mut impl FnMut(Arrived<'_>) -> Answer) -> bool {
+    fn step(
+        &mut self,
+        limits: Limits,
+        may_be_long: bool,
+        answer: &mut impl FnMut(Arrived<'_>) -> Answer,
+    ) -> bool {
         if self.output.is_none() {
+            let bytes_max = if may_be_long { limits.long_bytes } else { limits.request_bytes };
             let count = match self.read(bytes_max) {
                 Ok(count) => count,
                 Err(error) => return is_passing(&error),
             };
-            let Self { file, stream, input, .. } = self;
-            match answer(Arrived { bytes: input, is_end: count == 0, file, stream }) {
+            let Self { number, file, stream, input: bytes, .. } = self;
+            let (number, is_end) = (*number, count == 0);
+            match answer(Arrived { number, bytes, is_end, may_be_long, file, stream }) {
                 // After the end, or without room, no bytes follow that could complete it.
                 Answer::Incomplete => return count > 0 && self.input.len() < bytes_max,
+                Answer::Later => {
+                    self.is_asked = true;
+                    return true;
+                }
                 Answer::None => return false,
-                Answer::Bytes(bytes) => self.output = Some(bytes),
+                Answer::Bytes(bytes) => (self.input, self.output) = (Vec::new(), Some(bytes)),
             }
         }
         self.write()

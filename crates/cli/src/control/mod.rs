@@ -4,6 +4,7 @@ pub(crate) mod api;
 pub(crate) mod ask;
 pub(crate) mod capture;
 pub(crate) mod clients;
+pub(crate) mod content;
 pub(crate) mod evpn;
 pub(crate) mod figures;
 pub(crate) mod flows;

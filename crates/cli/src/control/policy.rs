@@ -5,9 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use serde_json::{Value, json};
-use towpath_gateway::control::egress as parser;
-use towpath_gateway::control::fields::Fields;
+use serde_json::json;
 use towpath_gateway::control::http::Response;
 use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::egress::name::Name;
@@ -187,20 +185,18 @@ pub(crate) fn reopen_audit(enforcer: Option<&Arc<Enforcer>>) -> Response {
 }
 
 /// Answers a request for another policy.
-pub(crate) fn replace(enforcer: Option<&Arc<Enforcer>>, body: &[u8]) -> Response {
+pub(crate) fn replace(
+    enforcer: Option<&Arc<Enforcer>>,
+    policy: Result<Box<Policy>, String>,
+) -> Response {
     let Some(enforcer) = enforcer else {
         let message = "this instance has no policy, so none can be replaced; start it with \
                        --allow, --deny or --egress";
         return Response::error(409, message);
     };
-    let read = serde_json::from_slice::<Value>(body).map_err(|error| error.to_string());
-    let read = read.and_then(|value| {
-        let policy = Fields::of(value, "").and_then(parser::policy);
-        policy.map_err(|wrong| format!("{}: {}", wrong.path, wrong.message))
-    });
-    match read {
+    match policy {
         Ok(policy) => {
-            enforcer.set_policy(policy);
+            enforcer.set_policy(*policy);
             Response::json(200, &json!({ "policy": enforcer.generation() }))
         }
         Err(message) => Response::error(400, &message),
@@ -210,6 +206,8 @@ pub(crate) fn replace(enforcer: Option<&Arc<Enforcer>>, body: &[u8]) -> Response
 #[cfg(test)]
 mod tests {
     use super::*;
+    use towpath_gateway::control::egress as parser;
+    use towpath_gateway::control::fields::Fields;
 
     fn policy() -> Policy {
         let value = json!({ "rule": [

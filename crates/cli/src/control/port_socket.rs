@@ -44,7 +44,11 @@ impl PortSocket {
     /// Listens at `path`, for requests about the program with the address `program`.
     pub(crate) fn new(path: &Path, program: Option<Ipv4Addr>) -> anyhow::Result<Self> {
         let listener = Listener::bind(path).context("option --port-socket")?;
-        let limits = Limits { connections: CONNECTIONS_MAX, request_bytes: REQUEST_BYTES_MAX };
+        let limits = Limits {
+            connections: CONNECTIONS_MAX,
+            request_bytes: REQUEST_BYTES_MAX,
+            long_bytes: REQUEST_BYTES_MAX,
+        };
         let ports = Ports { program, all: BTreeMap::new(), count: 0 };
         Ok(Self { clients: Clients::new(listener, limits)?, ports })
     }

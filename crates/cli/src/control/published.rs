@@ -6,7 +6,6 @@
 use anyhow::anyhow;
 use serde_json::{Value, json};
 use towpath_gateway::control::http::Response;
-use towpath_gateway::control::operations;
 use towpath_gateway::flows::StartError;
 use towpath_gateway::network::Operation;
 use towpath_gateway::publish::{
@@ -35,8 +34,11 @@ pub(crate) trait Publishing {
 }
 
 /// Answers a transaction of an instance that serves one program.
-pub(crate) fn transaction(instance: &mut impl Publishing, body: &[u8]) -> Response {
-    let operations = match operations::transaction(body) {
+pub(crate) fn transaction(
+    instance: &mut impl Publishing,
+    operations: Result<Vec<Operation>, String>,
+) -> Response {
+    let operations = match operations {
         Ok(operations) => operations,
         Err(message) => return Response::error(400, &message),
     };
@@ -171,7 +173,10 @@ mod tests {
             (json!({ "workers": 2 }), false),
         ] {
             let body = json!({ "operations": [operation] }).to_string();
-            let [operation] = operations::transaction(body.as_bytes()).unwrap().try_into().unwrap();
+            let [operation] = towpath_gateway::control::operations::transaction(body.as_bytes())
+                .unwrap()
+                .try_into()
+                .unwrap();
             let text = format!("{operation:?}");
             assert_eq!(of_program(operation).is_some(), is_its, "{text}");
         }

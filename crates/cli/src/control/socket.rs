@@ -1,6 +1,7 @@
 //! The control socket of an instance: requests and answers as HTTP, at one or two paths.
 //!
-//! A handler that takes a connection over ([`Asked`]) answers by itself, at any time.
+//! A handler that takes a connection over ([`Asked`]) answers by itself, at any time. Long requests
+//! are taken and parsed one at a time, by a thread of their own: see [`Reader`].
 //!
 //! Limit: [`CONNECTIONS_MAX`]; see [`Clients`].
 
@@ -9,17 +10,24 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use towpath_gateway::control::http::{BODY_BYTES_MAX, HEAD_BYTES_MAX, Request, Response};
+use towpath_gateway::control::http::{
+    BODY_BYTES_MAX, BodyRoom, HEAD_BYTES_MAX, LONG_BODY_BYTES_MAX, Request, Response,
+};
 use towpath_io::endpoint::Listener;
 
 use crate::control::clients::{Answer, Arrived, Clients, Limits, Listeners};
+use crate::control::content::{Content, Parsed, Reader};
 use crate::control::instances::Announced;
 
 /// Most concurrent connections: commands, and a metrics collector.
 const CONNECTIONS_MAX: usize = 16;
 
 /// A control socket.
-pub(crate) struct Control(Clients<Sockets>);
+pub(crate) struct Control {
+    clients: Clients<Sockets>,
+    /// Parses long requests, if this instance takes any.
+    reader: Option<Reader>,
+}
 
 /// Where it listens.
 struct Sockets {
@@ -32,6 +40,8 @@ struct Sockets {
 /// A request, and what came with it.
 pub(crate) struct Asked<'a> {
     pub(crate) request: Request<'a>,
+    /// Its body, parsed.
+    pub(crate) content: Content,
     /// The descriptor that came with it.
     pub(crate) file: &'a mut Option<OwnedFd>,
     /// Its connection, which is non-blocking.
@@ -44,14 +54,29 @@ impl Control {
         announced: Option<Announced>,
         named: Option<Listener>,
     ) -> anyhow::Result<Self> {
-        let limits =
-            Limits { connections: CONNECTIONS_MAX, request_bytes: HEAD_BYTES_MAX + BODY_BYTES_MAX };
-        Ok(Self(Clients::new(Sockets { announced, named }, limits)?))
+        let limits = Limits {
+            connections: CONNECTIONS_MAX,
+            request_bytes: HEAD_BYTES_MAX + BODY_BYTES_MAX,
+            long_bytes: HEAD_BYTES_MAX + LONG_BODY_BYTES_MAX,
+        };
+        let clients = Clients::new(Sockets { announced, named }, limits)?;
+        Ok(Self { clients, reader: None })
+    }
+
+    /// Takes long requests from now on, which policies may be.
+    ///
+    /// # Errors
+    /// Those of [`Reader::start`].
+    pub(crate) fn take_long(&mut self) -> io::Result<()> {
+        let reader = Reader::start()?;
+        self.clients.wake_by(reader.bell())?;
+        self.reader = Some(reader);
+        Ok(())
     }
 
     /// Returns the names that the sockets' files may have, each with the file's inode.
     pub(crate) fn files(&self) -> Vec<(PathBuf, u64)> {
-        let Sockets { announced, named } = &self.0.listeners;
+        let Sockets { announced, named } = &self.clients.listeners;
         let named = named.as_ref().and_then(Listener::file);
         let named = named.map(|(path, (_, inode))| (path, inode));
         let announced = announced.as_ref().map(Announced::files).unwrap_or_default();
@@ -60,7 +85,7 @@ impl Control {
 
     /// Gives the socket the name by which others find it.
     pub(crate) fn announce(&self) -> anyhow::Result<()> {
-        self.0.listeners.announced.as_ref().map_or(Ok(()), Announced::announce)
+        self.clients.listeners.announced.as_ref().map_or(Ok(()), Announced::announce)
     }
 
     /// Does all work that needs no waiting. `answer` handles requests, and returns `None` if it has
@@ -72,19 +97,40 @@ impl Control {
         &mut self,
         mut answer: impl FnMut(Asked<'_>) -> Option<Response>,
     ) -> io::Result<()> {
-        let served = self.0.serve(|Arrived { bytes, is_end, file, stream }| {
-            if is_end {
-                return Answer::None;
-            }
-            match Request::parse(bytes) {
-                Ok(None) => Answer::Incomplete,
-                Ok(Some(request)) => answer(Asked { request, file, stream })
-                    .map_or(Answer::None, |response| Answer::Bytes(response.to_bytes())),
-                Err(response) => Answer::Bytes(response.to_bytes()),
-            }
-        });
+        let Self { clients, reader } = self;
+        if let Some(Parsed { number, bytes, content }) = reader.as_mut().and_then(Reader::take) {
+            clients.finish(number, |stream, file| {
+                let request = Request::parse(&bytes, BodyRoom::LONG).ok().flatten()?;
+                answer(Asked { request, content, file, stream }).map(|response| response.to_bytes())
+            })?;
+        }
+        let served =
+            clients.serve(|Arrived { number, bytes, is_end, may_be_long, file, stream }| {
+                if is_end {
+                    return Answer::None;
+                }
+                let room = match reader {
+                    None => BodyRoom::SHORT,
+                    Some(reader) if reader.is_busy() || !may_be_long => BodyRoom::ONE_LONG,
+                    Some(_) => BodyRoom::LONG,
+                };
+                let request = match Request::parse(bytes, room) {
+                    Ok(None) => return Answer::Incomplete,
+                    Ok(Some(request)) => request,
+                    Err(response) => return Answer::Bytes(response.to_bytes()),
+                };
+                if let Some(reader) =
+                    reader.as_mut().filter(|_| request.body.len() > BODY_BYTES_MAX)
+                {
+                    reader.begin(number, std::mem::take(bytes));
+                    return Answer::Later;
+                }
+                let content = Content::of(&request);
+                answer(Asked { request, content, file, stream })
+                    .map_or(Answer::None, |response| Answer::Bytes(response.to_bytes()))
+            });
         // This fails while descriptors are short, and is repeated when the timer ticks.
-        let _ = self.0.listeners.announced.as_mut().map(Announced::keep_spare);
+        let _ = self.clients.listeners.announced.as_mut().map(Announced::keep_spare);
         served
     }
 }
@@ -107,6 +153,9 @@ impl Listeners for Sockets {
 
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.clients.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,6 +14,7 @@ use rustix::fs::Mode;
 use rustix::process::umask;
 use towpath_gateway::capture::{FINISH_PATIENCE, Summary};
 use towpath_gateway::config::Config;
+use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::flows::{
     JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, allow_many_files,
 };
@@ -102,7 +104,7 @@ impl Gateway {
     pub(crate) fn start(
         config: &Config,
         inside: ChildResources,
-        control: Option<Control>,
+        mut control: Option<Control>,
         messages: Messages,
     ) -> anyhow::Result<Self> {
         allow_many_files();
@@ -129,6 +131,7 @@ impl Gateway {
             .recording()
             .zip(config.capture.as_ref())
             .map(|(recording, to)| Capture { ended: recording.ended(), path: to.path.clone() });
+        take_policies(control.as_mut(), workers.egress())?;
         let (followed, mirrored) = (HashMap::new(), HashMap::new());
         Ok(Self {
             workers,
@@ -371,8 +374,8 @@ impl Gateway {
     fn answer(&mut self) {
         let Some(control) = &mut self.control else { return };
         let (workers, native) = (&mut self.workers, &mut self.native);
-        let answered = control
-            .serve(|asked| Some(api::answer_gateway(workers, native.as_mut(), &asked.request)));
+        let answered =
+            control.serve(|asked| Some(api::answer_gateway(workers, native.as_mut(), asked)));
         if let Err(error) = answered {
             self.messages.notice(format_args!("the control socket failed and is closed: {error}"));
             self.control = None;
@@ -453,6 +456,17 @@ pub(crate) fn control(path: Option<&Path>, messages: Messages) -> anyhow::Result
         return Ok(None);
     }
     Control::new(announced, named).map(Some)
+}
+
+/// Lets the control socket take long policies, if there is a policy that they could replace.
+pub(crate) fn take_policies(
+    control: Option<&mut Control>,
+    egress: Option<&Arc<Enforcer>>,
+) -> anyhow::Result<()> {
+    match (control, egress) {
+        (Some(control), Some(_)) => control.take_long().context("cannot take long policies"),
+        _ => Ok(()),
+    }
 }
 
 /// Makes a socket for this user alone.

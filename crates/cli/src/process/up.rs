@@ -75,8 +75,9 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         0 => messages.notice("the network has no ports; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),
     }
-    let control = serve::announce(control, messages);
+    let mut control = serve::announce(control, messages);
     confinement.isolate()?;
+    serve::take_policies(control.as_mut(), worker.egress())?;
     if let Err(error) = vhost_user::prepare() {
         messages.notice(format_args!("no guest can connect to a vhost-user port: {error}"));
     }
@@ -296,7 +297,7 @@ fn serve(
         if let Some(open) = &mut control
             && let Err(error) = open.serve(|asked| match asked.request.path {
                 CAPTURE => captures.begin(worker, asked),
-                _ => Some(api::answer(worker, &asked.request, asked.file)),
+                _ => Some(api::answer(worker, asked)),
             })
         {
             messages.notice(format_args!("the control socket failed and is closed: {error}"));

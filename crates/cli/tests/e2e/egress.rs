@@ -249,11 +249,16 @@ fn attempts_native(host: &mut Host) {
     assert!(output.stderr.contains("not native        policy "), "{}", output.stderr);
 }
 
-/// Goal: another policy applies at once: open flows that it denies end, the others continue.
+/// Goal: another policy applies at once, however long it is: open flows that it denies end, the
+/// others continue.
 fn replaced(host: &mut Host) {
     let _outside = Outside::start(host);
     let policy = host.write("policy.toml", POLICY);
+    let rule = |number| {
+        format!("\n[[egress.rule]]\naction = 'allow'\nto = ['host-{number}.example', '::{number}']\n")
+    };
     let without_git = POLICY.replace("git.example", "other.example");
+    let without_git = without_git + &(0..1500).map(rule).collect::<String>();
     let second = host.write("second.toml", without_git);
     let wrong = host.write("wrong.toml", "[egress]\ndefault = 'x'\n");
     let script = "import socket, sys\n\

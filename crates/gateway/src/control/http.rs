@@ -1,7 +1,7 @@
 //! HTTP/1.1 (RFC 9112) as far as the control socket needs it: one request per connection, with a
 //! body of known length, and one response, after which the connection closes.
 //!
-//! Limits: [`HEAD_BYTES_MAX`], [`HEADERS_MAX`], [`BODY_BYTES_MAX`].
+//! Limits: [`HEAD_BYTES_MAX`], [`HEADERS_MAX`], [`BODY_BYTES_MAX`], [`LONG_BODY_BYTES_MAX`].
 
 use httparse::Status;
 use serde_json::{Value, json};
@@ -12,6 +12,26 @@ pub const HEAD_BYTES_MAX: usize = 8 << 10;
 pub const HEADERS_MAX: usize = 32;
 /// Longest body of a request in bytes: fits a transaction of a hundred ports with long paths.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
+/// Longest body of a long request in bytes: as long as the file of a policy may be.
+pub const LONG_BODY_BYTES_MAX: usize = 4 << 20;
+
+/// How long the body of a request may be.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyRoom {
+    /// Most bytes at any time.
+    pub most: usize,
+    /// Most bytes now. Less than `most` while another long request is on its way.
+    pub now: usize,
+}
+
+impl BodyRoom {
+    /// For an instance that takes no long requests.
+    pub const SHORT: Self = Self { most: BODY_BYTES_MAX, now: BODY_BYTES_MAX };
+    /// For a long request, while there is no other.
+    pub const LONG: Self = Self { most: LONG_BODY_BYTES_MAX, now: LONG_BODY_BYTES_MAX };
+    /// While there is a long request.
+    pub const ONE_LONG: Self = Self { now: BODY_BYTES_MAX, ..Self::LONG };
+}
 
 /// A complete request.
 #[derive(Debug)]
@@ -33,11 +53,11 @@ pub struct Response {
 }
 
 impl<'a> Request<'a> {
-    /// Parses the request in `input`; `None` if it is not complete.
+    /// Parses the request in `input`; `None` if it is not complete. There is `room` for its body.
     ///
     /// # Errors
     /// The response to an invalid or too large request.
-    pub fn parse(input: &'a [u8]) -> Result<Option<Self>, Response> {
+    pub fn parse(input: &'a [u8], room: BodyRoom) -> Result<Option<Self>, Response> {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
         let too_large = || {
@@ -59,11 +79,15 @@ impl<'a> Request<'a> {
             return Err(Response::error(400, "not an HTTP request"));
         };
         let body_len = body_len(request.headers)?;
-        if body_len > BODY_BYTES_MAX {
-            let message = format!(
-                "a body of {body_len} bytes is too large; at most {BODY_BYTES_MAX} are accepted"
-            );
+        if body_len > room.most {
+            let BodyRoom { most, .. } = room;
+            let message =
+                format!("a body of {body_len} bytes is too large; at most {most} are accepted");
             return Err(Response::error(413, &message));
+        }
+        if body_len > room.now {
+            let message = "another long request is being read; try again when it is answered";
+            return Err(Response::error(503, message));
         }
         let body = input.get(head_len..head_len + body_len);
         Ok(body.map(|body| Self { method, path, body }))
@@ -155,16 +179,16 @@ mod tests {
     use super::*;
 
     fn status(input: &[u8]) -> Option<u16> {
-        Request::parse(input).err().map(|response| response.status)
+        Request::parse(input, BodyRoom::SHORT).err().map(|response| response.status)
     }
 
     #[test]
     fn a_request_is_taken_when_all_of_it_is_there() {
         let whole = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}";
         for len in 0..whole.len() {
-            assert!(matches!(Request::parse(&whole[..len]), Ok(None)), "{len}");
+            assert!(matches!(Request::parse(&whole[..len], BodyRoom::SHORT), Ok(None)), "{len}");
         }
-        let request = Request::parse(whole).ok().flatten().unwrap();
+        let request = Request::parse(whole, BodyRoom::SHORT).ok().flatten().unwrap();
         assert_eq!((request.method, request.path, request.body), ("POST", "/x", &b"{}"[..]));
     }
 
@@ -185,6 +209,26 @@ mod tests {
         ] {
             let input = format!("POST / HTTP/1.1\r\n{header}\r\n\r\n");
             assert_eq!(status(input.as_bytes()), Some(expected), "{header}");
+        }
+    }
+
+    /// Goal: a long body is taken where there is room for it, and a client learns whether it may
+    /// try again.
+    #[test]
+    fn long_bodies_are_taken_one_at_a_time() {
+        let head = |len: usize| format!("POST / HTTP/1.1\r\nContent-Length: {len}\r\n\r\n");
+        let status = |len, room| match Request::parse(head(len).as_bytes(), room) {
+            Ok(request) => request.map_or(0, |_| 200),
+            Err(response) => response.status,
+        };
+        let (short, long) = (BODY_BYTES_MAX, LONG_BODY_BYTES_MAX);
+        for (room, expected) in [
+            (BodyRoom::SHORT, [0, 413, 413, 413]),
+            (BodyRoom::LONG, [0, 0, 0, 413]),
+            (BodyRoom::ONE_LONG, [0, 503, 503, 413]),
+        ] {
+            let got = [short, short + 1, long, long + 1].map(|len| status(len, room));
+            assert_eq!(got, expected, "{room:?}");
         }
     }
 }

@@ -67,21 +67,24 @@ const ID_BYTES_MAX: usize = 255;
 pub fn transaction(body: &[u8]) -> Result<Vec<Operation>, String> {
     let body: Value =
         serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
-    let only = body.as_object().filter(|object| object.len() == 1);
-    let operations = only.and_then(|object| object.get("operations")).and_then(Value::as_array);
-    let operations =
-        operations.ok_or("expected an object with exactly one key, 'operations' (array)")?;
+    let operations = match body {
+        Value::Object(mut only) if only.len() == 1 => only.remove("operations"),
+        _ => None,
+    };
+    let Some(Value::Array(operations)) = operations else {
+        return Err("expected an object with exactly one key, 'operations' (array)".to_owned());
+    };
     if operations.len() > OPERATIONS_MAX {
         let count = operations.len();
         return Err(format!(
             "{count} operations are too many; at most {OPERATIONS_MAX} are allowed"
         ));
     }
-    let read = |(index, value): (usize, &Value)| {
-        let read = Fields::of(value.clone(), "").and_then(operation);
-        read.map_err(|error| format!("operation {}: {error}", index + 1))
+    let read = |(value, number): (Value, usize)| {
+        let read = Fields::of(value, "").and_then(operation);
+        read.map_err(|error| format!("operation {number}: {error}"))
     };
-    operations.iter().enumerate().map(read).collect()
+    operations.into_iter().zip(1..).map(read).collect()
 }
 
 /// Parses one operation from all fields of the object.

@@ -466,23 +466,8 @@ impl Gateway {
             self.stop(handle, Direction::Out, stopped, io);
         }
         self.hold_off_or_resume(handle, sent, io);
-        let Some(flow) = self.tcp.get_mut(handle) else { return };
-        let Some(connection) = io.stack.tcp(handle) else { return };
-        if connection.received_len() > 0 {
-            return;
-        }
-        if connection.peer_closed() && !flow.program_closed {
-            flow.program_closed = true;
-            if flow.socket.shutdown_write().is_err() {
-                return self.abort(handle, io);
-            }
-        }
-        if flow.over {
-            if let Some(flow) = self.tcp.remove(handle) {
-                self.note_end(&flow, io.now);
-                self.lending.close(flow.socket, io.reactor, &mut self.counters.lent);
-            }
-            io.stack.tcp_release(handle, io.now);
+        if io.stack.tcp(handle).is_some_and(|connection| connection.received_len() == 0) {
+            self.end_out(handle, io);
         }
     }
 

@@ -49,6 +49,26 @@ impl Gateway {
         io.stack.tcp_release(handle, io.now);
     }
 
+    /// Everything that the program has sent was passed on: passes its FIN on, and ends the flow if
+    /// the connection to the program is over.
+    pub(super) fn end_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
+        let Some(flow) = self.tcp.get_mut(handle) else { return };
+        let Some(connection) = io.stack.tcp(handle) else { return };
+        if connection.peer_closed() && !flow.program_closed {
+            flow.program_closed = true;
+            if flow.socket.shutdown_write().is_err() {
+                return self.abort(handle, io);
+            }
+        }
+        if flow.over {
+            if let Some(flow) = self.tcp.remove(handle) {
+                self.note_end(&flow, io.now);
+                self.lending.close(flow.socket, io.reactor, &mut self.counters.lent);
+            }
+            io.stack.tcp_release(handle, io.now);
+        }
+    }
+
     /// Resets the connection to the host.
     pub(super) fn reset(&mut self, socket: TcpSocket, io: &Io<'_>) {
         self.lending.reset(socket, io.reactor, &mut self.counters.lent);

@@ -83,12 +83,14 @@ private address: prohibited
 loopback of the host: prohibited
 other resolver: prohibited
 other resolver by TCP: prohibited
-resolver by TCP: prohibited
+no question by TCP: reset
+questions by TCP: 0 5 5 0
 resolver by TLS: prohibited
 datagrams: prohibited
 datagrams to another port: prohibited
 name for QUIC: code 0, 1 records
 QUIC: passed
+addresses of a long answer: 100
 echo: prohibited
 ";
 
@@ -173,13 +175,15 @@ impl Outside {
             let servers = all.filter(|port| !ports.contains(port)).map(start);
             (servers.collect(), UdpSocket::bind((address, 443)).expect("bind"))
         });
+        let record = |last| format!("host-record=many.b.example,192.0.2.{last}\n");
+        let many: String = (101..=200).map(record).collect();
         let config = format!(
             "port=53\nbind-interfaces\nlisten-address=127.0.0.1\nno-resolv\nno-hosts\npid-file=\n\
              log-facility=-\nlocal-ttl=0\nhost-record=a.example,{OUTSIDE_V4}\n\
              host-record=git.example,{OUTSIDE_V4}\nhost-record=evil.example,{OUTSIDE_V4}\n\
              host-record=example.com,{OUTSIDE_V4}\nhost-record=rebind.b.example,10.9.9.9\n\
              cname=alias.b.example,evil.example\ntxt-record=a.example,secret\n\
-             dns-rr=a.example,65,{SERVICE}\n"
+             dns-rr=a.example,65,{SERVICE}\n{many}"
         );
         let file = host.write("dnsmasq.conf", config);
         let file = format!("--conf-file={}", file.to_str().expect("text"));
@@ -255,7 +259,9 @@ fn replaced(host: &mut Host) {
     let _outside = Outside::start(host);
     let policy = host.write("policy.toml", POLICY);
     let rule = |number| {
-        format!("\n[[egress.rule]]\naction = 'allow'\nto = ['host-{number}.example', '::{number}']\n")
+        format!(
+            "\n[[egress.rule]]\naction = 'allow'\nto = ['host-{number}.example', '::{number}']\n"
+        )
     };
     let without_git = POLICY.replace("git.example", "other.example");
     let without_git = without_git + &(0..1500).map(rule).collect::<String>();

@@ -12,7 +12,7 @@ use towpath_packet::Packet;
 
 /// Longest message to a resolver that is judged, in bytes; longer ones are dropped. Questions have
 /// at most 300, with options.
-const QUESTION_BYTES_MAX: usize = 1232;
+pub(super) const QUESTION_BYTES_MAX: usize = 1232;
 
 impl Gateway {
     /// Takes questions that came as a super-packet one by one. Programs ask for the addresses of

@@ -16,12 +16,12 @@
 //! transactions of them; `joined` and `joined_udp` have flows that bypass the stack from loopback
 //! to loopback; `lent` decides what is lent to the host's kernel; `resolver` chooses the DNS
 //! server; `hops` maps hop limits and ICMP errors; `shares` and `idle` choose what to evict at a
-//! bound; `egress` asks the policy about messages of resolvers, `destinations` remembers its
-//! verdicts about datagrams, and `bandwidth` has streams that wait for one; `expected` has packets
-//! that are near and ACKs that wait; `multicast` has service discovery; `route` maps destinations,
-//! and `native` those of native sockets; `fair` limits the memory of slow readers; `list` describes
-//! flows for people; `moved` takes flows to other workers, and `spread` connections to published
-//! ports. All run on the worker's thread, except for `native`.
+//! bound; `egress` asks the policy about messages of resolvers, and `tcp` about those over TCP;
+//! `destinations` remembers its verdicts about datagrams, and `bandwidth` has streams that wait for
+//! one; `expected` has packets that are near and ACKs that wait; `multicast` has service discovery;
+//! `route` maps destinations, and `native` those of native sockets; `fair` limits the memory of
+//! slow readers; `list` describes flows for people; `moved` takes flows to other workers, and
+//! `spread` connections to published ports. All run on the worker's thread, except for `native`.
 
 mod accepted;
 mod bandwidth;
@@ -462,6 +462,7 @@ impl Gateway {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         earliest([
             self.tcp.deadline(),
+            self.tcp.dialogues_due(),
             self.udp.deadline(),
             self.pings.deadline(),
             self.listeners.deadline(),
@@ -475,6 +476,7 @@ impl Gateway {
     /// Ends flows that have been idle too long.
     pub(crate) fn on_deadline(&mut self, io: &mut Io<'_>) {
         self.end_moments(io);
+        self.end_silent_dialogues(io);
         self.resume_streams(io);
         self.udp.expire(io.now);
         if let Some(egress) = &mut self.egress {

@@ -40,6 +40,12 @@ impl Resolvers {
         Self { addresses, file, checked_at: None, preferred: 0, silent_since: None }
     }
 
+    /// Returns one resolver, at any port.
+    #[cfg(test)]
+    pub(super) fn at(resolver: SocketAddr) -> Self {
+        Self { addresses: vec![resolver], ..Self::new(Some(Vec::new())) }
+    }
+
     /// Returns the current resolvers.
     pub(super) fn current(&mut self, now: Instant) -> &[SocketAddr] {
         let due = self.checked_at.is_none_or(|at| now.since(at) >= CHECK_INTERVAL);

@@ -19,6 +19,7 @@ mod lend;
 mod listed;
 mod metered;
 mod moved;
+mod questions;
 mod slow;
 mod urgent;
 
@@ -30,6 +31,7 @@ use super::{Gateway, Io, Token, is_descriptor_shortage};
 use crate::egress::meter::{Direction, Grant};
 use gate::{Denied, Gate};
 pub(super) use moved::MovedConnection;
+use questions::{Dialogue, Dialogues};
 use rustix::io::Errno;
 use slow::Moment;
 use std::collections::VecDeque;
@@ -101,6 +103,8 @@ struct Flow {
     is_inbound: bool,
     /// What the policy knows of it, if there is one.
     gate: Option<Box<Gate>>,
+    /// Its questions and answers, if the policy judges those.
+    dialogue: Option<Box<Dialogue>>,
     /// Bytes for the host; `into` has the bytes for the program.
     out: Queued,
     into: Queued,
@@ -132,6 +136,7 @@ impl Flow {
             begun: now,
             is_inbound: phase == Phase::ProgramConnecting,
             gate: None,
+            dialogue: None,
             out: Queued::default(),
             into: Queued::default(),
         }
@@ -171,13 +176,15 @@ pub(super) struct TcpFlows {
     /// Bytes that flows hold for a moment; `moments` has when each moment ends.
     brief: usize,
     moments: VecDeque<(Instant, TcpHandle)>,
+    dialogues: Dialogues,
 }
 
 impl TcpFlows {
     pub(super) fn new() -> Self {
         let (waiting, parked) = (VecDeque::new(), VecDeque::new());
-        let (flows, moments) = (Vec::new(), VecDeque::new());
-        Self { flows, count: 0, waiting, starved: false, parked, kept: 0, brief: 0, moments }
+        let (flows, moments, dialogues) = (Vec::new(), VecDeque::new(), Dialogues::default());
+        let (count, starved, kept, brief) = (0, false, 0, 0);
+        Self { flows, count, waiting, starved, parked, kept, brief, moments, dialogues }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -200,6 +207,7 @@ impl TcpFlows {
             self.flows.resize_with(index + 1, || None);
         }
         debug_assert!(self.flows[index].is_none());
+        self.dialogues.insert(&flow);
         self.flows[index] = Some(flow);
         self.count += 1;
     }
@@ -215,7 +223,8 @@ impl TcpFlows {
         self.brief -= brief;
         self.kept -= kept;
         self.count -= 1;
-        self.flows[handle.index()].take()
+        let flow = self.flows[handle.index()].take();
+        flow.inspect(|flow| self.dialogues.remove(flow))
     }
 
     /// Puts a flow at the end of the line, unless it is in line or has nothing to read.
@@ -249,12 +258,16 @@ impl Gateway {
         if flow.phase != Phase::Open {
             return;
         }
+        let has_questions = flow.dialogue.is_some();
         if events.contains(Events::READABLE) || events.contains(Events::PEER_CLOSED) {
             self.move_out(handle, io);
             self.note_awaited(handle, io);
         }
         if events.contains(Events::WRITABLE) {
-            self.tcp.queue(handle);
+            match has_questions {
+                true => self.converse(handle, io),
+                false => self.tcp.queue(handle),
+            }
         }
     }
 
@@ -271,6 +284,10 @@ impl Gateway {
         };
         let (to, dns) = match target {
             Target::Host(to) | Target::Mapped(to) => (to, None),
+            Target::Dns if !self.has_room_for_dialogue(handle, io) => {
+                self.counters.tcp_refused += 1;
+                return self.refuse(handle, io);
+            }
             Target::Dns => match self.resolvers.after(0, io.now) {
                 Some(to) => (to, Some(0)),
                 None => return self.refuse(handle, io),
@@ -304,6 +321,8 @@ impl Gateway {
         let mut flow = Flow::new(handle, socket, Phase::HostConnecting { dns }, io.now);
         flow.watches_room = !connected;
         flow.gate = gate;
+        let has_questions = dns.is_some() && self.egress.is_some();
+        flow.dialogue = has_questions.then(|| Box::new(Dialogue::new(io.now)));
         self.tcp.insert(flow);
         if connected {
             self.host_connected(handle, io);
@@ -457,8 +476,12 @@ impl Gateway {
 
     /// Moves bytes from the program to the host.
     fn move_out(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
-        let is_shut = |flow: &mut Flow| flow.gate.as_ref().is_some_and(|gate| !gate.is_open());
-        if self.tcp.get_mut(handle).is_some_and(is_shut) && !self.pass_gate(handle, io) {
+        let Some(flow) = self.tcp.get_mut(handle) else { return };
+        if flow.dialogue.is_some() {
+            return self.converse(handle, io);
+        }
+        let is_shut = flow.gate.as_ref().is_some_and(|gate| !gate.is_open());
+        if is_shut && !self.pass_gate(handle, io) {
             return;
         }
         let Some((sent, stopped)) = self.send_out(handle, io) else { return };
@@ -476,6 +499,9 @@ impl Gateway {
     fn move_in(&mut self, handle: TcpHandle, io: &mut Io<'_>) {
         let flows = self.tcp.count;
         let Some(flow) = self.tcp.get_mut(handle) else { return };
+        if flow.dialogue.is_some() {
+            return self.converse(handle, io);
+        }
         let (mut moved, mut more, mut parks, mut failed) = (0, false, false, None);
         let mut stopped = None;
         while flow.host_readable && !flow.host_closed {

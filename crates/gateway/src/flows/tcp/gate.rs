@@ -140,9 +140,8 @@ impl TcpFlows {
 pub(super) struct Denied;
 
 impl Gateway {
-    /// Asks the policy about a connection of the program to `destination`, which leads `to` the
-    /// host. With a policy, names are asked for by datagrams alone, as answers in a stream are not
-    /// read.
+    /// Asks the policy about a connection of the program to `target`. Questions to the resolver are
+    /// judged one by one; those in TLS cannot be read.
     pub(super) fn judge_connection(
         &self,
         handle: TcpHandle,
@@ -151,8 +150,12 @@ impl Gateway {
     ) -> Result<Option<Box<Gate>>, Denied> {
         let Some(egress) = &self.egress else { return Ok(None) };
         let guest = io.stack.tcp_account(handle).0;
-        let (Target::Host(to) | Target::Mapped(to)) = target else {
-            return if egress.enforcer.has_policy(guest) { Err(Denied) } else { Ok(None) };
+        let to = match target {
+            Target::Host(to) | Target::Mapped(to) => to,
+            Target::DnsOverTls(_) | Target::Refused if egress.enforcer.has_policy(guest) => {
+                return Err(Denied);
+            }
+            Target::Dns | Target::DnsOverTls(_) | Target::Refused => return Ok(None),
         };
         let flow = FlowTo { transport: Transport::Tcp, address: to.ip(), port: to.port() };
         match egress.enforcer.begin(guest, flow, io.now) {

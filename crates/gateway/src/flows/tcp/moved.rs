@@ -71,7 +71,7 @@ impl Gateway {
         flow.queued = false;
         (flow.brief, flow.moment) = (0, None);
         let phase = flow.phase;
-        let waited = flow.forget_lines();
+        let waited = flow.forget_lines() || flow.dialogue.is_some();
         self.tcp.kept += flow.kept.len();
         self.tcp.insert(flow);
         if watched.is_err() {

@@ -4,9 +4,9 @@
 //! its greeting is read and when it ends, and once for each message to and from a resolver; never
 //! for a packet. While the policy changes nothing but [`Enforcer::generation`] is read.
 
-use crate::egress::address::floor_of;
+mod questions;
+
 use crate::egress::audit::{Audit, Record};
-use crate::egress::dns::{self, Refusal, Response};
 use crate::egress::greeting::Greeting;
 use crate::egress::learned::Learned;
 use crate::egress::meter::{AllMeters, Meters};
@@ -18,19 +18,16 @@ use crate::egress::policies::Policies;
 use crate::egress::policy::{Policy, PolicyError, Reason, RuleNumber, Verdict};
 use crate::egress::rule::{Action, FlowTo};
 use crate::egress::summary::{Counters, Summary, bounds};
+pub use questions::Message;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use towpath_net::time::Instant;
 use towpath_packet::sync::{AtomicU64, Ordering};
-
-/// Questions that a guest may ask at once, and in a second. A package manager asks a few hundred.
-const QUESTIONS_BURST: u32 = 500;
-const QUESTIONS_PER_SECOND: u32 = 100;
 
 /// Carries out a policy. See the module documentation.
 pub struct Enforcer {
@@ -81,17 +78,6 @@ pub struct Admission {
     cut: Option<Reason>,
     /// It is for a native socket: towpath sees none of its bytes.
     is_native: bool,
-}
-
-/// What becomes of a message to or from a resolver.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Message {
-    /// It is passed on as it is.
-    Pass,
-    /// The guest gets this answer instead.
-    Answer(Vec<u8>),
-    /// It is dropped.
-    Drop,
 }
 
 impl Enforcer {
@@ -309,66 +295,6 @@ impl Enforcer {
         self.state().note(admission, "end", admission.cut, Some((Some(bytes), took)));
     }
 
-    /// Judges a question of a guest to a resolver.
-    pub fn question(&self, guest: Guest, question: &[u8], now: Instant) -> Message {
-        let mut state = self.state();
-        if state.policies.of(guest).is_none() {
-            return Message::Pass;
-        }
-        let refusal = match dns::question(question) {
-            None => return state.count_refused(Message::Drop),
-            Some(asked) if !state.may_ask(guest, now) => {
-                dns::refuse(question, &asked, Refusal::Rate)
-            }
-            Some(asked) => match &asked.name {
-                Some(name) if state.may_resolve(guest, name) => {
-                    return match dns::is_answered_empty(&asked) {
-                        true => Message::Answer(dns::empty(question, &asked)),
-                        false => Message::Pass,
-                    };
-                }
-                name => {
-                    if let Some(audit) = &state.audit {
-                        audit.put(&Record::question(state.port_name(guest), name.as_ref()));
-                    }
-                    dns::refuse(question, &asked, Refusal::Policy)
-                }
-            },
-        };
-        state.count_refused(Message::Answer(refusal))
-    }
-
-    /// Judges the answer of a resolver to a guest, and remembers the addresses in it.
-    pub fn answer(&self, guest: Guest, answer: &[u8], now: Instant) -> Message {
-        let mut state = self.state();
-        if state.policies.of(guest).is_none() {
-            return Message::Pass;
-        }
-        if let Some(asked) = dns::about_services(answer) {
-            let may = asked.name.as_ref().is_some_and(|name| state.may_resolve(guest, name));
-            return match may {
-                true => Message::Answer(dns::without_keys(answer, &asked)),
-                false => state.count_refused_answer(),
-            };
-        }
-        let response = dns::response(answer);
-        let response = response.filter(|response| state.may_resolve(guest, &response.name));
-        let Some(Response { asked, name, addresses }) = response else {
-            return state.count_refused_answer();
-        };
-        let policy = state.policies.of(guest);
-        let opens_floors = policy.is_some_and(|policy| policy.opens_floors(&name, unix_time()));
-        let is_closed = |address: &IpAddr| floor_of(*address).is_some();
-        if !opens_floors && addresses.iter().any(|(address, _)| is_closed(address)) {
-            state.counters.answers_refused += 1;
-            return Message::Answer(dns::refuse(answer, &asked, Refusal::Closed));
-        }
-        for (address, ttl) in addresses {
-            state.pins.pin(guest, &name, address, ttl, now);
-        }
-        Message::Pass
-    }
-
     /// Forgets the guest of a port that is gone: its names, its bounds and its policy. Another port
     /// may get the same number.
     pub fn forget(&self, port: u16) {
@@ -466,11 +392,6 @@ impl State {
         self.policies.name(guest).map(str::to_owned)
     }
 
-    /// Returns true if a guest may ask for the name.
-    fn may_resolve(&self, guest: Guest, name: &Name) -> bool {
-        self.policies.of(guest).is_some_and(|policy| policy.may_resolve(name, unix_time()))
-    }
-
     fn judge_named(&self, admission: &Admission, now: Instant) -> Verdict {
         let Admission { guest, to, name, .. } = admission;
         let Some(name) = name else { return Verdict::Deny(None, Reason::NoName) };
@@ -538,23 +459,6 @@ impl State {
         if all.is_none() || !limits.bound_flows() {
             *all = self.places.keep(*guest, Scope::Guest, limits, now);
         }
-    }
-
-    fn count_refused(&mut self, message: Message) -> Message {
-        self.counters.questions_refused += 1;
-        message
-    }
-
-    fn count_refused_answer(&mut self) -> Message {
-        self.counters.answers_refused += 1;
-        Message::Drop
-    }
-
-    /// Returns true if a guest may ask another question now.
-    fn may_ask(&mut self, guest: Guest, now: Instant) -> bool {
-        let bucket = self.questions.entry(guest);
-        let bucket = bucket.or_insert_with(|| Bucket::full(QUESTIONS_BURST, now));
-        bucket.take(QUESTIONS_PER_SECOND, QUESTIONS_BURST, now)
     }
 }
 

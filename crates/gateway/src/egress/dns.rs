@@ -224,12 +224,14 @@ pub(super) fn response(message: &[u8]) -> Option<Response> {
     asked.has_options = packet.opt().is_some();
     let name = asked.name.clone()?;
     let name_of = |name: &simple_dns::Name<'_>| name.to_string().parse::<Name>().ok();
+    // An answer over TCP may have thousands of records.
+    let owners: Vec<_> = packet.answers.iter().map(|record| name_of(&record.name)).collect();
     let (mut current, mut ttl) = (name.clone(), u32::MAX);
     for _ in 0..ALIASES_MAX {
         let mut addresses = Vec::new();
         let mut alias = None;
-        for record in &packet.answers {
-            if name_of(&record.name).as_ref() != Some(&current) {
+        for (record, owner) in packet.answers.iter().zip(&owners) {
+            if owner.as_ref() != Some(&current) {
                 continue;
             }
             let valid = Duration::from_secs(ttl.min(record.ttl).into());

@@ -277,4 +277,24 @@ mod tests {
         let metadata = explain("tcp://169.254.169.254:80", &["a.example"]).0;
         assert!(metadata.ends_with("denied by default: no rule allows it\n"), "{metadata}");
     }
+
+    /// Goal: what the documentation shows passes `policy check`.
+    #[test]
+    fn examples_of_the_documentation_are_policies() {
+        let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/policy.md");
+        let text = std::fs::read_to_string(text).unwrap();
+        let blocks = text.split("```toml\n").skip(1);
+        let blocks: Vec<&str> = blocks.map(|rest| rest.split("```").next().unwrap()).collect();
+        assert!(blocks.len() >= 6, "{}", blocks.len());
+        let folder = std::env::temp_dir();
+        let folder = folder.join(format!("towpath-policy-examples-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("example.toml");
+        for block in blocks {
+            std::fs::write(&file, block).unwrap();
+            let policies = read_all(&file).unwrap_or_else(|| panic!("no policy: {block}"));
+            assert!(policies.iter().all(|(_, policy)| !policy.rules().is_empty()), "{block}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

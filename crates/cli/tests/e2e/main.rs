@@ -19,6 +19,7 @@ mod many;
 mod native;
 mod options;
 mod ping;
+mod policy_clients;
 mod programs;
 mod publish;
 mod soak;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         programs::tests(),
         dns::tests(),
         egress::tests(),
+        policy_clients::tests(),
         ping::tests(),
         trace::tests(),
         udp::tests(),

@@ -29,17 +29,25 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("text")
 }
 
-/// Starts an sshd on the host's loopback, port 2222, that accepts one key. Its private /run has the
-/// directory that sshd requires.
+/// Starts an sshd on the host's loopback, port 2222.
 fn start_sshd(host: &Host, family: Family) -> Process {
+    let address = format!("{}:2222", url_host(family.loopback()));
+    let [program, words @ ..] = &sshd(host, &address);
+    let mut sshd = Process::start(command(program, words));
+    sshd.wait_for_text("Server listening");
+    sshd
+}
+
+/// Returns the command of an sshd that accepts the key `user_key`. Its private /run has the
+/// directory that sshd requires.
+pub(super) fn sshd(host: &Host, address: &str) -> [String; 7] {
     for key in ["host_key", "user_key"] {
         run("ssh-keygen", ["-q", "-t", "ed25519", "-N", "", "-f", text(&host.file(key))]);
     }
     let at = |name| text(&host.file(name)).to_owned();
     let config = format!(
-        "ListenAddress {}:2222\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\n\
+        "ListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\n\
          StrictModes no\nPermitRootLogin yes\nSubsystem sftp internal-sftp\n",
-        url_host(family.loopback()),
         at("host_key"),
         at("user_key.pub"),
     );
@@ -47,12 +55,8 @@ fn start_sshd(host: &Host, family: Family) -> Process {
     let script =
         "mount -t tmpfs none /run && mkdir -m 0755 /run/sshd && exec \"$0\" -D -e -f \"$1\"";
     let sshd = find_program("sshd").expect("sshd");
-    let mut sshd = Process::start(command(
-        "unshare",
-        ["--mount", "sh", "-c", script, text(&sshd), &at("sshd_config")],
-    ));
-    sshd.wait_for_text("Server listening");
-    sshd
+    let words = ["unshare", "--mount", "sh", "-c", script, text(&sshd), &at("sshd_config")];
+    words.map(str::to_owned)
 }
 
 /// Goal: ssh returns a command's output and status, with and without a terminal; scp copies in both

@@ -64,6 +64,9 @@ pub enum Reading {
 
 /// A connection that the client begins.
 struct Connection {
+    /// Where its first packet leads: the keys of each version follow from it.
+    destination: Vec<u8>,
+    version: u32,
     keys: Keys,
     /// Greatest number of its packets so far.
     largest: u64,
@@ -142,21 +145,40 @@ impl Conversation {
         let known = self.connections.iter_mut().enumerate();
         let mut found = None;
         for (at, connection) in known {
-            if let Some((number, frames)) = connection.keys.open(initial, connection.largest) {
-                connection.largest = connection.largest.max(number);
+            if let Some(frames) = connection.open(initial) {
                 found = Some((at, frames));
                 break;
             }
         }
         if found.is_none() && self.connections.len() < CONNECTIONS_MAX {
-            let keys = Keys::of(initial.version, initial.destination)?;
+            let Initial { version, destination, .. } = *initial;
+            let keys = Keys::of(version, destination)?;
             let (largest, frames) = keys.open(initial, 0)?;
-            let stream = Stream::default();
-            self.connections.push(Connection { keys, largest, stream });
+            let (destination, stream) = (destination.to_vec(), Stream::default());
+            self.connections.push(Connection { destination, version, keys, largest, stream });
             found = Some((self.connections.len() - 1, frames));
         }
         let (at, frames) = found?;
         Some((&mut self.connections[at].stream, frames))
+    }
+}
+
+impl Connection {
+    /// Decrypts a packet of this connection, whose version the server may have changed: its
+    /// numbers and its stream go on, under other keys (RFC 9369 §4.1).
+    fn open(&mut self, initial: &Initial<'_>) -> Option<Vec<u8>> {
+        let changed = match initial.version == self.version {
+            true => None,
+            false => Some(Keys::of(initial.version, &self.destination)?),
+        };
+        let keys = changed.as_ref().unwrap_or(&self.keys);
+        let (number, frames) = keys.open(initial, self.largest)?;
+        self.largest = self.largest.max(number);
+        self.version = initial.version;
+        if let Some(keys) = changed {
+            self.keys = keys;
+        }
+        Some(frames)
     }
 }
 

@@ -145,6 +145,25 @@ fn packets_after_the_hello_pass() {
     assert_eq!(conversation.read(&[&handshake[..], &later].concat()), Reading::Clear);
 }
 
+/// Goal: a connection whose version the server has changed goes on, and is read as one: its stream
+/// cannot get another beginning (RFC 9368 §2.3).
+#[test]
+fn the_version_of_a_connection_may_change() {
+    let ack = [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut conversation = Conversation::default();
+    conversation.read(&initial(0, &bytes(FRAME)));
+    let changed = |number, frames: &[u8]| {
+        // The destination is the server's own connection ID, the keys are those of the client's.
+        protect(VERSION_2, &[9; 8], number, frames, &DESTINATION)
+    };
+    assert_eq!(conversation.read(&changed(1, &ack)), Reading::Clear);
+    assert_eq!(conversation.read(&changed(2, &bytes(FRAME))), Reading::Clear, "sent again");
+    assert_eq!(conversation.read(&initial(3, &ack)), Reading::Clear, "a late one");
+    let mut other = bytes(FRAME);
+    other[20] ^= 1;
+    assert_eq!(conversation.read(&changed(4, &other)), Reading::Invalid);
+}
+
 /// Goal: a second connection from the same port is read as well, and so is a second hello.
 #[test]
 fn every_hello_is_read() {

@@ -30,8 +30,17 @@ struct Destination {
 }
 
 impl Learned {
-    /// Notes a flow to an address that had this name last.
-    pub(super) fn note(&mut self, flow: FlowTo, name: Option<&Name>) {
+    /// Notes a flow to an address that has these names. All of them: which one the flow means is
+    /// in its greeting, and that is not read while everything is allowed.
+    pub(super) fn note<'a>(&mut self, flow: FlowTo, names: impl Iterator<Item = &'a Name>) {
+        let mut names = names.peekable();
+        if names.peek().is_none() {
+            self.note_as(flow, None);
+        }
+        names.for_each(|name| self.note_as(flow, Some(name)));
+    }
+
+    fn note_as(&mut self, flow: FlowTo, name: Option<&Name>) {
         let has_greeting = match (flow.transport, flow.port) {
             (Transport::Tcp, HTTP) | (Transport::Tcp | Transport::Udp, HTTPS) => name.is_some(),
             _ => false,
@@ -88,17 +97,23 @@ impl Learned {
 mod tests {
     use super::*;
 
+    fn none() -> impl Iterator<Item = &'static Name> {
+        std::iter::empty()
+    }
+
+    /// Goal: each flow becomes a rule, for each name of its address.
     #[test]
     fn flows_become_rules() {
         let mut learned = Learned::default();
         let flow = |text: &str| text.parse::<FlowTo>().unwrap();
         let name: Name = "a.example".parse().unwrap();
         for port in [443, 80, 443] {
-            learned.note(flow(&format!("tcp://192.0.2.1:{port}")), Some(&name));
+            learned.note(flow(&format!("tcp://192.0.2.1:{port}")), [&name].into_iter());
         }
-        learned.note(flow("tcp://192.0.2.1:22"), Some(&name));
-        learned.note(flow("udp://10.0.0.1:5000"), None);
-        learned.note(flow("icmp://192.0.2.7"), None);
+        let other: Name = "b.example".parse().unwrap();
+        learned.note(flow("tcp://192.0.2.1:22"), [&name, &other].into_iter());
+        learned.note(flow("udp://10.0.0.1:5000"), none());
+        learned.note(flow("icmp://192.0.2.7"), none());
         assert_eq!(
             learned.policy(),
             r#"[egress]
@@ -129,13 +144,20 @@ id = "learned-4"
 action = "allow"
 to = "a.example"
 ports = ["tcp/80", "tcp/443"]
+
+[[egress.rule]]
+id = "learned-5"
+action = "allow"
+to = "b.example"
+ports = ["tcp/22"]
+check = "dns"
 "#
         );
         for number in 0..DESTINATIONS_MAX as u32 + 7 {
             let address = std::net::Ipv4Addr::from_bits(0x0b00_0000 + number);
-            learned.note(flow(&format!("tcp://{address}:1")), None);
+            learned.note(flow(&format!("tcp://{address}:1")), none());
         }
         assert_eq!(learned.seen.len(), DESTINATIONS_MAX);
-        assert!(learned.policy().ends_with("\n# 11 more flows had no room here.\n"));
+        assert!(learned.policy().ends_with("\n# 12 more flows had no room here.\n"));
     }
 }

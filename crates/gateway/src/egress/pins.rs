@@ -81,13 +81,6 @@ impl Pins {
         names.iter().filter(move |pin| pin.until > now).map(|pin| &pin.name)
     }
 
-    /// Returns the name that has resolved to the address last.
-    pub fn latest(&self, guest: Guest, address: IpAddr, now: Instant) -> Option<&Name> {
-        let names = self.guests.get(&guest)?.of.get(&address)?;
-        let valid = names.iter().filter(|pin| pin.until > now);
-        valid.max_by_key(|pin| pin.made).map(|pin| &pin.name)
-    }
-
     /// Forgets a guest.
     pub fn forget(&mut self, guest: Guest) {
         self.guests.remove(&guest);
@@ -141,7 +134,6 @@ mod tests {
         assert_eq!(names(None, one, 60), ["a.example"]);
         assert_eq!(names(None, one, 300), [""; 0]);
         assert_eq!(names(None, two, 0), [""; 0]);
-        assert_eq!(pins.latest(None, one, at(1)), Some(&name("b.example")));
         assert_eq!(names(Some(3), one, 86_399), ["c.example"]);
         assert_eq!(names(Some(3), one, 86_400), [""; 0]);
     }

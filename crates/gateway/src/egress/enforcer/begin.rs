@@ -60,7 +60,7 @@ impl State {
         let names = self.pins.names(guest, to.address, now);
         let verdict = policy.judge(to, names, is_own, unix_time());
         if let Some((learned, _)) = &mut self.learned {
-            learned.note(to, self.pins.latest(guest, to.address, now));
+            learned.note(to, self.pins.names(guest, to.address, now));
         }
         Some(verdict)
     }

@@ -153,23 +153,31 @@ fn open_flows_are_reviewed() {
     assert_eq!(by_rule[0], ("a".to_owned(), [0, 0]), "counters begin anew");
 }
 
-/// Goal: what a learning enforcer writes allows the flows that it has seen.
+/// Goal: what a learning enforcer writes allows the flows that it has seen, whichever name of their
+/// address they meant.
 #[test]
 fn what_was_learned_is_written() {
     let memory = rustix::fs::memfd_create("learned", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut file = File::from(memory);
     let enforcer = Enforcer::learning(file.try_clone().unwrap(), None).unwrap();
     assert_eq!(enforcer.question(None, &question("a.example"), at(0)), Message::Pass);
-    let found = answer("a.example", [127, 0, 0, 1]);
-    assert_eq!(enforcer.answer(None, &found, at(0)), Message::Pass);
+    for (name, secs) in [("a.example", 0), ("b.example", 1)] {
+        let found = answer(name, [127, 0, 0, 1]);
+        assert_eq!(enforcer.answer(None, &found, at(secs)), Message::Pass);
+    }
     for to in ["tcp://127.0.0.1:443", "udp://192.0.2.7:53"] {
-        assert!(matches!(enforcer.begin(None, flow(to), at(0)), Decision::Allow(_)));
+        assert!(matches!(enforcer.begin(None, flow(to), at(1)), Decision::Allow(_)));
     }
     enforcer.write_learned().unwrap();
     let mut text = String::new();
     std::io::Seek::rewind(&mut file).unwrap();
     std::io::Read::read_to_string(&mut file, &mut text).unwrap();
-    for line in ["to = \"a.example\"", "override-floor = true", "ports = [\"udp/53\"]"] {
+    for line in [
+        "to = \"a.example\"",
+        "to = \"b.example\"",
+        "override-floor = true",
+        "ports = [\"udp/53\"]",
+    ] {
         assert!(text.contains(line), "{text}");
     }
 }

@@ -1,7 +1,10 @@
-//! Real clients under a policy: git and package managers, as in `docs/policy.md`.
+//! Real clients under a policy: git and package managers, as in `docs/policy.md`; aioquic.
 //!
-//! Each gets what it wants from a site outside, first while the policy is learned, then with that
-//! policy. With a narrower one it is told at once, and the audit says what was denied, and why.
+//! Git and package managers get what they want from a site outside, first while the policy is
+//! learned, then with that policy. With a narrower one they fail at once, and the audit says what
+//! was denied, and why.
+
+mod quic;
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,7 +26,8 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("policy_{}", manager.kind);
         Test::new(name, manager.programs, |host| get_package(host, manager))
     });
-    git.into_iter().chain(managers).collect()
+    let others = quic::tests();
+    git.into_iter().chain(managers).chain(others).collect()
 }
 
 /// A package manager, and what it says of what is denied.

@@ -1,9 +1,10 @@
-//! Real clients under a policy: git and package managers, as in `docs/policy.md`; aioquic.
+//! Real clients under a policy: git and package managers, as in `docs/policy.md`; aioquic and curl.
 //!
 //! Git and package managers get what they want from a site outside, first while the policy is
 //! learned, then with that policy. With a narrower one they fail at once, and the audit says what
 //! was denied, and why.
 
+mod curl;
 mod quic;
 
 use std::ffi::OsString;
@@ -26,7 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("policy_{}", manager.kind);
         Test::new(name, manager.programs, |host| get_package(host, manager))
     });
-    let others = quic::tests();
+    let others = [quic::tests(), curl::tests()].into_iter().flatten();
     git.into_iter().chain(managers).chain(others).collect()
 }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use towpath_net::time::Instant;
 
 /// Least time for which an address belongs to a name. Programs look a name up, and connect a moment
-/// later; many keep answers for a minute whatever their time to live is.
-pub const PIN_MIN: Duration = Duration::from_secs(60);
+/// later; many keep answers for a minute, and npm for five, whatever their time to live is.
+pub const PIN_MIN: Duration = Duration::from_secs(6 * 60);
 /// Longest time for which an address belongs to a name, without another answer.
 pub const PIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Most pins of a guest. At the bound the oldest of them make room.
@@ -124,15 +124,15 @@ mod tests {
     fn pins_end_with_their_answers() {
         let mut pins = Pins::default();
         let [one, two] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
-        pins.pin(None, &name("a.example"), one, Duration::from_secs(300), at(0));
+        pins.pin(None, &name("a.example"), one, Duration::from_secs(900), at(0));
         pins.pin(None, &name("b.example"), one, Duration::ZERO, at(0));
         pins.pin(Some(3), &name("c.example"), one, Duration::MAX, at(0));
         let names = |guest, address, secs| -> Vec<String> {
             pins.names(guest, address, at(secs)).map(Name::to_string).collect()
         };
-        assert_eq!(names(None, one, 59), ["a.example", "b.example"]);
-        assert_eq!(names(None, one, 60), ["a.example"]);
-        assert_eq!(names(None, one, 300), [""; 0]);
+        assert_eq!(names(None, one, 359), ["a.example", "b.example"]);
+        assert_eq!(names(None, one, 360), ["a.example"]);
+        assert_eq!(names(None, one, 900), [""; 0]);
         assert_eq!(names(None, two, 0), [""; 0]);
         assert_eq!(names(Some(3), one, 86_399), ["c.example"]);
         assert_eq!(names(Some(3), one, 86_400), [""; 0]);
@@ -175,7 +175,7 @@ mod tests {
         for number in 0..100 {
             pins.pin(None, &name(&format!("n{number}")), address, PIN_MIN, at(number));
         }
-        assert_eq!(pins.names(None, address, at(100)).count(), 59, "those of the last minute");
+        assert_eq!(pins.names(None, address, at(400)).count(), 59, "those of the last minutes");
         assert_eq!(pins.guests[&None].of[&address].len(), NAMES_MAX);
         for number in 0..PINS_MAX as u32 * 2 {
             pins.pin(None, &name("a"), IpAddr::from(number.to_be_bytes()), PIN_MIN, at(0));

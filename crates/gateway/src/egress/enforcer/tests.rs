@@ -85,7 +85,7 @@ fn a_name_opens_its_address_for_its_greeting() {
     }
     // The answer was for another guest, and has ended.
     assert!(matches!(enforcer.begin(Some(1), to, at(1)), Decision::Deny));
-    assert!(matches!(enforcer.begin(None, to, at(60)), Decision::Deny));
+    assert!(matches!(enforcer.begin(None, to, at(360)), Decision::Deny));
     let Summary { counters, by_rule, generation, .. } = enforcer.summary();
     assert_eq!((counters.allowed, counters.denied, counters.questions_refused), (1, 8, 1));
     assert_eq!(by_rule, [("web".to_owned(), [1, 0]), ("default".to_owned(), [0, 8])]);

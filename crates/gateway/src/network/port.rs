@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use towpath_io::pcapng::Direction;
 use towpath_net::switch::{PortCounters, PortId};
@@ -22,6 +23,10 @@ use crate::capture::Mirrors;
 /// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
 /// are half of all packets.
 pub(super) const QUEUE_LEN_SHORT: usize = 16;
+
+/// Longest pause of a port with a bound. What its file reports otherwise waits so long, such as
+/// requests of a front end.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// What the settings of a port say about the part that moves packets.
 #[derive(Clone, Copy)]
@@ -72,6 +77,8 @@ pub(super) struct Port {
     pace_in: Option<Pace>,
     /// It is not read before, as the bound says.
     paused_until: Option<Instant>,
+    /// The other side has gone or failed: it is read without regard to the bound.
+    has_hung_up: bool,
     /// When its device needs a turn, or is tried again.
     pub(super) deadline: Option<Instant>,
     /// Why it has failed.
@@ -160,6 +167,7 @@ impl Port {
             pace_out,
             pace_in,
             paused_until: None,
+            has_hung_up: false,
             deadline: None,
             failure: None,
             mirrors: Mirrors::default(),
@@ -272,13 +280,22 @@ impl Port {
     /// ready before [`Port::resumes`].
     pub(super) fn allowance(&mut self, now: Instant) -> usize {
         let Some(pace) = &self.pace_out else { return BURST_MAX };
+        if std::mem::take(&mut self.has_hung_up) {
+            return BURST_MAX;
+        }
         let packets = pace.packets(now);
         if packets == 0 {
             self.is_ready = false;
-            self.paused_until = Some(pace.resumes_at());
+            self.paused_until = Some(pace.resumes_at().min(now + PAUSE_MAX));
             self.deadline = earliest([self.deadline, self.paused_until]);
         }
         packets
+    }
+
+    /// Its file reports that the other side has gone or failed, and would do so until that is read.
+    pub(super) fn hung_up(&mut self) {
+        self.has_hung_up = true;
+        self.paused_until = self.paused_until.map(|_| Instant::START);
     }
 
     /// Returns true if a pause ends now.

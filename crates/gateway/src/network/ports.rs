@@ -196,6 +196,9 @@ impl Ports {
                     let Some(Some(port)) = places.get_mut(token as usize) else { continue };
                     let is_of_use = !port.has_failed();
                     (port.has_news, port.is_ready) = (is_of_use, is_of_use);
+                    if event.ready.hangup || event.ready.error {
+                        port.hung_up();
+                    }
                     if !is_of_use {
                         // The file of a failed port stays readable. It is registered and still
                         // open.

@@ -3,7 +3,7 @@
 use towpath_gateway::network::{Bandwidth, PortSettings};
 use towpath_net::counters::PortDrop;
 
-use crate::rig::{FRAME, Guest, Rig};
+use crate::rig::{FRAME, Guest, Machine, Rig};
 
 /// A frame in each millisecond.
 const ONE_A_TURN: u64 = FRAME as u64 * 8 * 1000;
@@ -109,4 +109,19 @@ fn a_bound_moves_with_its_port() {
     }
     came.extend(rig.drain(&mut two, 1));
     assert!(came.iter().copied().eq(0..60), "{came:?}");
+}
+
+/// Goal: the front end of a machine is served while the machine's port pauses for hours.
+#[test]
+fn a_front_end_is_served_in_a_pause() {
+    let mut rig = Rig::new(1);
+    let mut machine = Machine::attach(&mut rig, "machine");
+    bound(&mut rig, "machine", Some(Bandwidth { bits: 8, burst: 1 }), None);
+    machine.send_zeros(2);
+    // Until its buffers are back, for which the port has a turn in any case.
+    (0..100).for_each(|_| rig.turn());
+    assert_eq!(rig.port("machine").counters.packets_in, 1, "the other one waits");
+    drop(machine);
+    (0..200).for_each(|_| rig.turn());
+    assert!(!rig.port("machine").is_connected);
 }

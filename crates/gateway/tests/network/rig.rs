@@ -48,12 +48,12 @@ pub(crate) struct Guest {
     rest: Vec<u8>,
 }
 
-/// A machine with two pairs of queues, which only receives.
+/// A machine with two pairs of queues.
 pub(crate) struct Machine {
     ram: GuestRam,
     pub(crate) receive: [DriverQueue; 2],
-    _transmit: [DriverQueue; 2],
-    _front_end: FrontEnd,
+    transmit: [DriverQueue; 2],
+    front_end: FrontEnd,
 }
 
 /// Entries of each queue, and bytes of its buffers.
@@ -187,7 +187,7 @@ impl Machine {
             let queue = |at| DriverQueue::new(&ram, at, SIZE, 0).expect("room");
             let [a, b, c, d] = QUEUES.map(queue);
             let front_end = FrontEnd::over(far, &ram, 0, [&a, &b, &c, &d]).expect("attached");
-            Self { ram, receive: [a, c], _transmit: [b, d], _front_end: front_end }
+            Self { ram, receive: [a, c], transmit: [b, d], front_end }
         });
         while !machine.is_finished() {
             rig.turn();
@@ -215,6 +215,17 @@ impl Machine {
             numbers.push(u32::from_be_bytes(number));
         }
         numbers
+    }
+
+    /// Sends so many frames of zeros.
+    pub(crate) fn send_zeros(&mut self, count: u64) {
+        let bytes = (VIRTIO + FRAME) as u32;
+        for token in 0..count {
+            let segment = Segment { address: Self::buffer(0, token), bytes };
+            assert!(self.transmit[0].add(&[segment], &[], token), "there is room");
+        }
+        self.transmit[0].publish();
+        self.front_end.kick(1);
     }
 
     pub(crate) fn buffer(queue: usize, token: u64) -> u64 {

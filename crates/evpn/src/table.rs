@@ -79,8 +79,9 @@ pub(crate) struct Table {
     as_number: u32,
     networks: BTreeMap<Vni, Network>,
     stations: HashMap<(Vni, MacAddr), Station>,
-    /// The station that has an IP address, if it is on another host.
-    owners: HashMap<(Vni, IpAddr), MacAddr>,
+    /// The stations of other hosts that have an IP address, the lowest first. It should be one; the
+    /// data plane gets the first, as do those of all other hosts.
+    owners: HashMap<(Vni, IpAddr), Vec<MacAddr>>,
     own: BTreeMap<OwnRoute, Mobility>,
     /// Own routes that changed.
     touched: Vec<OwnRoute>,
@@ -484,20 +485,26 @@ impl Table {
         addresses.sort_unstable();
         addresses.dedup();
         let before = std::mem::replace(&mut station.addresses, addresses);
-        for address in &before {
-            // Another station may have taken the address over.
-            if !station.addresses.contains(address)
-                && self.owners.get(&(vni, *address)) == Some(&mac)
-            {
-                self.owners.remove(&(vni, *address));
-                self.changes.push((vni, Change::DelAddress(*address)));
+        let after = &station.addresses;
+        let gone = before.iter().filter(|address| !after.contains(address));
+        let new = after.iter().filter(|address| !before.contains(address));
+        for (address, has) in gone.map(|of| (*of, false)).chain(new.map(|of| (*of, true))) {
+            let owners = self.owners.entry((vni, address)).or_default();
+            let first = owners.first().copied();
+            match owners.binary_search(&mac) {
+                Err(at) if has => owners.insert(at, mac),
+                Ok(at) if !has => drop(owners.remove(at)),
+                _ => {}
             }
-        }
-        for address in station.addresses.iter().copied() {
-            if !before.contains(&address) {
-                self.owners.insert((vni, address), mac);
-                self.changes.push((vni, Change::AddAddress { address, mac }));
+            let change = match owners.first().copied() {
+                now if now == first => None,
+                Some(mac) => Some(Change::AddAddress { address, mac }),
+                None => Some(Change::DelAddress(address)),
+            };
+            if owners.is_empty() {
+                self.owners.remove(&(vni, address));
             }
+            self.changes.extend(change.map(|change| (vni, change)));
         }
         if station.local.is_none() && station.paths.is_empty() && !station.moves.is_duplicate {
             self.stations.remove(&key);

@@ -231,6 +231,38 @@ fn addresses_follow_the_station() {
     assert_eq!(own_mobility(&table, 1), Some(moved(2)));
 }
 
+/// Two stations with one address: the data plane has the lower one, in any order of routes, and the
+/// other when that one is gone.
+#[test]
+fn the_lower_station_has_a_common_address() {
+    let address = IpAddr::from([10, 0, 0, 1]);
+    let of = |number: u8| {
+        let mut update = station(12, number, moved(0));
+        update.announced[0].0.route = Route::Station(mac(number), Some(address));
+        update
+    };
+    let withdrawn = |number: u8| {
+        let withdrawn = vec![key(12, Route::Station(mac(number), Some(address)))];
+        Update { withdrawn, ..Update::default() }
+    };
+    let owner = |number: u8| Change::AddAddress { address, mac: mac(number) };
+    for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1]] {
+        let mut table = table();
+        order.iter().for_each(|number| table.update(0, &of(*number), at(0)));
+        let last = |changes: Vec<Change>| {
+            changes.into_iter().rfind(|change| !matches!(change, Change::AddStation { .. }))
+        };
+        assert_eq!(last(changes(&mut table)), Some(owner(1)), "{order:?}");
+        table.update(0, &withdrawn(2), at(0));
+        assert_eq!(changes(&mut table), [Change::DelStation(mac(2))]);
+        table.update(0, &withdrawn(1), at(0));
+        assert_eq!(changes(&mut table), [Change::DelStation(mac(1)), owner(3)]);
+        table.update(0, &withdrawn(3), at(0));
+        assert_eq!(changes(&mut table), [Change::DelStation(mac(3)), Change::DelAddress(address)]);
+        assert!(table.owners.is_empty());
+    }
+}
+
 #[test]
 fn flooding_reaches_each_vtep_once() {
     let mut table = table();

@@ -18,4 +18,4 @@ mod speaker;
 mod table;
 
 pub use speaker::{Config, NEIGHBORS_MAX, NeighborReport, Speaker};
-pub use table::{Counters, LearnError, NETWORKS_MAX, PATHS_MAX, StationReport};
+pub use table::{Counters, LearnError, NETWORKS_MAX, PATHS_MAX, RouteCounts, StationReport};

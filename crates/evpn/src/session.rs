@@ -39,6 +39,9 @@ pub const CONNECT: Duration = Duration::from_secs(10);
 /// How long a neighbour may take for its OPEN message (RFC 4271 §8.2.2).
 pub const OPEN: Duration = Duration::from_secs(240);
 
+/// Error code of a session that ends without an error (RFC 4271 §6.7).
+const CEASE: u8 = 6;
+
 /// What a session needs to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -81,6 +84,10 @@ pub enum State {
 }
 
 impl State {
+    /// All states, in the order in which a session passes them.
+    pub const ALL: [Self; 5] =
+        [Self::Idle, Self::Connect, Self::OpenSent, Self::OpenConfirm, Self::Established];
+
     /// Its name in RFC 4271.
     pub const fn name(self) -> &'static str {
         match self {
@@ -144,6 +151,8 @@ pub struct Counters {
     pub updates_sent: u64,
     /// Times that the session was established.
     pub established: u64,
+    /// Sessions that ended because of what the neighbour sent.
+    pub errors: u64,
 }
 
 /// A session with one neighbour.
@@ -259,7 +268,7 @@ impl Session {
             // Administrative shutdown (RFC 4486). The stations here are gone, so they must not be
             // kept: a hard reset (RFC 8538 §3).
             let subcode = if self.keeps_after_notification() { 9 } else { 2 };
-            self.fail(Notification::new(6, subcode), now);
+            self.fail(Notification::new(CEASE, subcode), now);
         }
         self.retry_at = None;
     }
@@ -455,6 +464,7 @@ impl Session {
 
     /// Ends the session because of an error of the neighbour, and says so.
     fn fail(&mut self, error: Notification, now: Instant) {
+        self.counters.errors += u64::from(error.code != CEASE);
         self.send(now, |out| message::notification(&error, out));
         self.end(Reason::Sent(error), now);
     }

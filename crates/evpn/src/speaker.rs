@@ -23,7 +23,7 @@ use towpath_net::wire::MacAddr;
 
 use crate::message::{self, Mobility, ROUTES_PER_UPDATE, RouteKey};
 use crate::session::{self, Event, RETRY, Reason, Session, Settings, State};
-use crate::table::{Counters, LearnError, OwnRoute, StationReport, Table};
+use crate::table::{Counters, LearnError, OwnRoute, RouteCounts, StationReport, Table};
 
 /// Most neighbours: reflectors of two sites, or a small full mesh.
 pub const NEIGHBORS_MAX: usize = 16;
@@ -114,6 +114,13 @@ impl Speaker {
             }
         }
         is_added
+    }
+
+    /// Removes a network: its routes are withdrawn. The data plane gets no changes of it any more.
+    pub fn remove_network(&mut self, vni: Vni) {
+        if self.table.remove_network(vni) {
+            self.spread();
+        }
     }
 
     /// A station of a network is on this host, and has these IP addresses and no other. A sticky
@@ -228,6 +235,16 @@ impl Speaker {
     /// What happened to routes.
     pub fn counters(&self) -> Counters {
         self.table.counters()
+    }
+
+    /// How many routes there are now.
+    pub fn route_counts(&self) -> RouteCounts {
+        self.table.route_counts()
+    }
+
+    /// Messages of the session with a neighbour.
+    pub fn messages(&self, neighbor: usize) -> session::Counters {
+        self.neighbors[neighbor].session.counters()
     }
 
     /// A neighbour, for reports. Walks all routes.

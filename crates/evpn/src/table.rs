@@ -39,7 +39,7 @@ use towpath_net::wire::MacAddr;
 use crate::message::{Attributes, Mobility, Route, RouteKey, Update};
 use station::{FloodPath, Local, Moves, Path, Station};
 
-pub use report::{Counters, StationReport};
+pub use report::{Counters, RouteCounts, StationReport};
 
 /// Most paths of all neighbours: two reflectors and 131,072 routes, of 65,536 stations with an IP
 /// address each. A path takes about 100 bytes with its share of the station.
@@ -54,6 +54,8 @@ pub(crate) const DUPLICATE_TIME: Duration = Duration::from_secs(180);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OwnRoute {
     pub(crate) vni: Vni,
+    /// The network's number in the route distinguisher.
+    pub(crate) number: u16,
     /// `None`: the route for flooding.
     pub(crate) station: Option<(MacAddr, Option<IpAddr>)>,
 }
@@ -89,12 +91,15 @@ pub(crate) struct Table {
     /// Duplicates, and when moves are followed again; the earliest first.
     duplicates: VecDeque<(Instant, (Vni, MacAddr))>,
     paths: usize,
+    /// The number of the next network. One that was used lately must not be used again, as a
+    /// neighbour may yet have to be told that routes with it are gone.
+    next_number: u16,
     counters: Counters,
 }
 
 #[derive(Debug)]
 struct Network {
-    distinguisher: [u8; 8],
+    number: u16,
     flood: Vec<FloodPath>,
 }
 
@@ -112,6 +117,7 @@ impl Table {
             changes: Vec::new(),
             duplicates: VecDeque::new(),
             paths: 0,
+            next_number: 1,
             counters: Counters::default(),
         }
     }
@@ -121,11 +127,29 @@ impl Table {
         if self.networks.len() >= NETWORKS_MAX || self.networks.contains_key(&vni) {
             return false;
         }
-        // RFC 4364 §4.2, type 1: the router and a number that it assigns.
-        let [a, b, c, d] = self.router_id.octets();
-        let distinguisher = [0, 1, a, b, c, d, 0, 1 + self.networks.len() as u8];
-        self.networks.insert(vni, Network { distinguisher, flood: Vec::new() });
-        self.own_changed(OwnRoute { vni, station: None }, Some(Mobility::default()));
+        let next = |number: u16| number.checked_add(1).unwrap_or(1);
+        while self.networks.values().any(|network| network.number == self.next_number) {
+            self.next_number = next(self.next_number);
+        }
+        let number = self.next_number;
+        self.next_number = next(number);
+        self.networks.insert(vni, Network { number, flood: Vec::new() });
+        self.own_changed(OwnRoute { vni, number, station: None }, Some(Mobility::default()));
+        true
+    }
+
+    /// Removes a network. Its routes are withdrawn; the data plane gets no changes, as its end of
+    /// the network is gone. False if it was not there.
+    pub(crate) fn remove_network(&mut self, vni: Vni) -> bool {
+        let Some(network) = self.networks.remove(&vni) else { return false };
+        self.paths -= network.flood.len();
+        let stations = self.stations.extract_if(|(of, _), _| *of == vni);
+        self.paths -= stations.map(|(_, station)| station.paths.len()).sum::<usize>();
+        self.owners.retain(|(of, _), _| *of != vni);
+        self.duplicates.retain(|(_, (of, _))| *of != vni);
+        self.changes.retain(|(of, _)| *of != vni);
+        let own: Vec<OwnRoute> = self.own.keys().filter(|of| of.vni == vni).copied().collect();
+        own.into_iter().for_each(|route| self.own_changed(route, None));
         true
     }
 
@@ -275,8 +299,11 @@ impl Table {
 
     /// The key of a route of this host.
     pub(crate) fn key(&self, route: &OwnRoute) -> RouteKey {
+        // RFC 4364 §4.2, type 1: the router and a number that it assigns.
+        let [a, b, c, d] = self.router_id.octets();
+        let [high, low] = route.number.to_be_bytes();
         RouteKey {
-            distinguisher: self.networks[&route.vni].distinguisher,
+            distinguisher: [0, 1, a, b, c, d, high, low],
             route: match route.station {
                 Some((mac, address)) => Route::Station(mac, address),
                 None => Route::Flood(self.vtep),
@@ -516,10 +543,10 @@ impl Table {
         let Some(local) = self.stations.get(&key).and_then(|station| station.local.as_ref()) else {
             return;
         };
-        let mobility = local.mobility;
+        let (mobility, number) = (local.mobility, self.networks[&key.0].number);
         let wanted: Vec<OwnRoute> = std::iter::once(None)
             .chain(local.addresses.iter().copied().map(Some))
-            .map(|address| OwnRoute { vni: key.0, station: Some((key.1, address)) })
+            .map(|address| OwnRoute { vni: key.0, number, station: Some((key.1, address)) })
             .collect();
         for route in self.own_of(key) {
             if !wanted.contains(&route) {
@@ -539,7 +566,8 @@ impl Table {
 
     /// Routes of a station that are announced.
     fn own_of(&self, (vni, mac): (Vni, MacAddr)) -> Vec<OwnRoute> {
-        let first = OwnRoute { vni, station: Some((mac, None)) };
+        let Some(Network { number, .. }) = self.networks.get(&vni) else { return Vec::new() };
+        let first = OwnRoute { vni, number: *number, station: Some((mac, None)) };
         let is_of =
             |route: &OwnRoute| route.vni == vni && route.station.is_some_and(|(of, _)| of == mac);
         self.own.range(first..).map(|(route, _)| *route).take_while(is_of).collect()

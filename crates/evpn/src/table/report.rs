@@ -51,9 +51,37 @@ pub struct StationReport {
     pub is_duplicate: bool,
 }
 
+/// How many routes there are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouteCounts {
+    /// Routes of stations (type 2) that neighbours announce and that are in use here.
+    pub stations_received: usize,
+    /// Routes for flooding (type 3) that neighbours announce and that are in use here.
+    pub floods_received: usize,
+    /// Routes of stations of this host.
+    pub stations_announced: usize,
+    /// Routes for flooding to this host.
+    pub floods_announced: usize,
+    /// Stations whose moves are not followed now, as they are duplicates.
+    pub frozen: usize,
+}
+
 impl Table {
     pub(crate) fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// Walks the networks, not the stations.
+    pub(crate) fn route_counts(&self) -> RouteCounts {
+        let floods_received = self.networks.values().map(|network| network.flood.len()).sum();
+        let floods_announced = self.networks.len();
+        RouteCounts {
+            stations_received: self.paths - floods_received,
+            floods_received,
+            stations_announced: self.own.len() - floods_announced,
+            floods_announced,
+            frozen: self.duplicates.len(),
+        }
     }
 
     /// All stations, in no order.

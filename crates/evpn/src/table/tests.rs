@@ -75,7 +75,7 @@ fn at_host(number: u8, from: u8) -> Change {
 }
 
 fn own_mobility(table: &Table, number: u8) -> Option<Mobility> {
-    table.own.get(&OwnRoute { vni: vni(), station: Some((mac(number), None)) }).copied()
+    table.own.get(&OwnRoute { vni: vni(), number: 1, station: Some((mac(number), None)) }).copied()
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn addresses_follow_the_station() {
     assert_eq!(changes(&mut table), [at_host(1, 13)]);
     table.learn(vni(), mac(1), &[address], false, at(0)).unwrap();
     assert_eq!(changes(&mut table), [Change::DelStation(mac(1)), Change::DelAddress(address)]);
-    let own = OwnRoute { vni: vni(), station: Some((mac(1), Some(address))) };
+    let own = OwnRoute { vni: vni(), number: 1, station: Some((mac(1), Some(address))) };
     assert_eq!(table.own.get(&own), Some(&moved(2)));
     // A station that gives its address up.
     table.learn(vni(), mac(1), &[], false, at(0)).unwrap();
@@ -261,6 +261,25 @@ fn the_lower_station_has_a_common_address() {
         assert_eq!(changes(&mut table), [Change::DelStation(mac(3)), Change::DelAddress(address)]);
         assert!(table.owners.is_empty());
     }
+}
+
+#[test]
+fn a_network_is_removed_with_all_that_belongs_to_it() {
+    let mut table = table();
+    table.update(0, &station(12, 1, moved(0)), at(0));
+    table.learn(vni(), mac(2), &[[10, 0, 0, 2].into()], false, at(0)).unwrap();
+    table.take_touched();
+    assert!(table.remove_network(vni()) && !table.remove_network(vni()));
+    assert_eq!((table.paths, table.stations.len(), table.own.len()), (0, 0, 0));
+    let withdrawn = table.take_touched();
+    let keys: Vec<RouteKey> = withdrawn.iter().map(|route| table.key(route)).collect();
+    assert_eq!(keys.len(), 3, "{keys:?}");
+    assert!(keys.contains(&key(11, Route::Flood(host(11)))));
+    assert_eq!(changes(&mut table), [], "the data plane is gone");
+    // It comes back as another network: withdrawals of the old routes do not touch the new ones.
+    assert!(table.add_network(vni()));
+    let route = table.take_touched()[0];
+    assert_eq!(table.key(&route).distinguisher, [0, 1, 192, 0, 2, 11, 0, 2]);
 }
 
 #[test]
@@ -360,7 +379,7 @@ proptest! {
             for ((_, mac), station) in &table.stations {
                 paths += station.paths.len();
                 prop_assert_eq!(station.chosen, model.get(mac).copied());
-                let own = OwnRoute { vni: vni(), station: Some((*mac, None)) };
+                let own = OwnRoute { vni: vni(), number: 1, station: Some((*mac, None)) };
                 prop_assert_eq!(station.local.is_some(), table.own.contains_key(&own));
                 prop_assert!(station.local.is_none() || station.chosen.is_none());
                 prop_assert!(station.local.is_some() || station.chosen.is_some());

@@ -80,6 +80,128 @@ fn stations_move() {
     assert_eq!(world.place(0, mac(1, 0)), None, "it is here");
 }
 
+/// Goal: after a link that fails again and again, all know all, and each time costs one exchange of
+/// routes.
+#[test]
+fn a_link_flaps() {
+    let mut world = World::new(Size { hosts: 4, stations: 400, reflectors: 1 });
+    world.run(seconds(2));
+    let before = world.traffic().0;
+    const FLAPS: usize = 10;
+    for flap in 0..FLAPS {
+        world.disconnect(1, 0);
+        // From before the next attempt to connect to long after it.
+        world.run(RETRY * 3 / 4 + Duration::from_millis(150) * flap as u32);
+    }
+    world.run(seconds(20));
+    world.check_all_know_all();
+    world.check_agreement();
+    // Host 1 sends its 100 stations and the route for flooding in three messages with the mark of
+    // the end, which three others get, and may cut; it gets theirs. The others also get the
+    // withdrawals.
+    let of_flap = (world.traffic().0 - before) / FLAPS;
+    assert!(of_flap <= 3 + 3 * 2 * 3 + 3 * 3, "{of_flap}");
+}
+
+/// Goal: two halves of a network that have lost each other agree again afterwards, also on stations
+/// that were in both halves meanwhile, and nothing stale is left.
+#[test]
+fn a_partition_heals() {
+    let mut world = World::new(Size { hosts: 4, stations: 40, reflectors: 2 });
+    world.run(seconds(2));
+    for (host, reflector) in [(0, 1), (1, 1), (2, 0), (3, 0)] {
+        world.cut(host, reflector);
+    }
+    world.run(seconds(10));
+    assert!(world.knows(0, mac(2, 0)), "the routes of a reflector that may restart are stale");
+    world.run(seconds(190));
+    assert!(!world.knows(0, mac(2, 0)) && !world.knows(3, mac(1, 0)));
+    assert!(world.knows(0, mac(1, 0)) && world.knows(3, mac(2, 0)));
+    // A station of host 0 starts again at host 2, another moves twice within a half. One ends.
+    world.learn(2, mac(0, 0));
+    world.learn(1, mac(0, 1));
+    world.run(seconds(1));
+    world.learn(0, mac(0, 1));
+    world.forget(3, 3);
+    world.run(seconds(1));
+    for (host, reflector) in [(0, 1), (1, 1), (2, 0), (3, 0)] {
+        world.mend(host, reflector);
+    }
+    let before = world.traffic().0;
+    world.run(seconds(30));
+    world.check_agreement();
+    assert_eq!(world.place(3, mac(0, 0)), Some(world::vtep(0)), "the lower VTEP");
+    // The station is at host 2, which hears it again.
+    world.learn(2, mac(0, 0));
+    world.run(seconds(1));
+    world.check_agreement();
+    assert_eq!(world.place(3, mac(0, 0)), Some(world::vtep(2)));
+    let settled = world.traffic().0;
+    world.run(seconds(60));
+    assert_eq!(world.traffic().0, settled, "nothing goes round");
+    assert!(settled - before < 100, "{}", settled - before);
+}
+
+/// RFC 7432 §15.1. Goal: two machines with one address stop to cause messages, and the address moves
+/// again when one of them is gone.
+#[test]
+fn a_flapping_station_is_frozen_and_recovers() {
+    let mut world = World::new(Size { hosts: 3, stations: 3, reflectors: 1 });
+    world.run(seconds(2));
+    let twin = mac(0, 0);
+    let mut refused = 0;
+    for _ in 0..10 {
+        for host in [1, 0] {
+            refused += usize::from(world.try_learn(host, twin).is_err());
+            world.run(Duration::from_millis(500));
+        }
+    }
+    assert!(refused > 0 && world.counters(0).duplicates + world.counters(1).duplicates > 0);
+    let frozen = world.traffic().0;
+    for _ in 0..60 {
+        let _ = world.try_learn(1, twin);
+        world.run(seconds(1));
+    }
+    assert_eq!(world.traffic().0, frozen, "no move, no message");
+    // One is gone; the other is heard when its time is over.
+    world.run(crate::table::DUPLICATE_TIME);
+    world.learn(1, twin);
+    world.run(seconds(1));
+    world.check_agreement();
+    assert_eq!(world.place(2, twin), Some(world::vtep(1)));
+}
+
+/// Goal: a reflector and a host fail at the same time, with another reflector there: the stations
+/// of the host are forgotten within the hold time of the other reflector, and those of no other.
+#[test]
+fn a_reflector_and_a_host_fail_together() {
+    let mut world = World::new(Size { hosts: 4, stations: 40, reflectors: 2 });
+    world.run(seconds(2));
+    world.kill_reflector(0);
+    world.kill_host(3);
+    world.run(seconds(10));
+    world.start_reflector(0);
+    // The reflector that is back does not know them, and the stale routes of before end.
+    world.run(seconds(5) + SETTLE);
+    world.check_agreement();
+    assert_eq!(world.losses, 3 * 10);
+}
+
+/// Goal: a network that is removed is withdrawn everywhere; added again, it is complete.
+#[test]
+fn a_network_comes_and_goes() {
+    let mut world = World::new(Size { hosts: 2, stations: 4, reflectors: 1 });
+    world.run(seconds(2));
+    world.remove_network(0);
+    world.run(seconds(1));
+    assert!(!world.knows(1, mac(0, 0)));
+    world.add_network(0);
+    world.learn(0, mac(0, 0));
+    world.learn(0, mac(0, 1));
+    world.run(seconds(1));
+    world.check_all_know_all();
+}
+
 /// Goal: the figures of docs/theory/evpn.md. Method: prints them; the bounds are those that follow
 /// from the protocol. With `TOWPATH_LONG` it is 16 hosts and 20,000 stations.
 #[test]

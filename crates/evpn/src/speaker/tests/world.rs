@@ -44,6 +44,8 @@ struct Link {
     up: VecDeque<(Instant, Vec<u8>)>,
     down: VecDeque<(Instant, Vec<u8>)>,
     is_open: bool,
+    /// Nothing passes.
+    is_cut: bool,
 }
 
 /// A route reflector (RFC 4456) that resends each route to all other clients.
@@ -136,15 +138,72 @@ impl World {
         self.hosts[host].is_dead = true;
     }
 
+    /// Nothing passes between a host and a reflector, and neither is told.
+    pub(super) fn cut(&mut self, host: usize, reflector: usize) {
+        let link = &mut self.hosts[host].links[reflector];
+        *link = Link { is_open: link.is_open, is_cut: true, ..Link::default() };
+    }
+
+    pub(super) fn mend(&mut self, host: usize, reflector: usize) {
+        self.hosts[host].links[reflector].is_cut = false;
+    }
+
+    /// The connection between a host and a reflector ends, and both see that.
+    pub(super) fn disconnect(&mut self, host: usize, reflector: usize) {
+        self.hosts[host].links[reflector] = Link::default();
+        self.hosts[host].speaker.closed(reflector, self.now);
+        if let Some(reflector) = &mut self.reflectors[reflector] {
+            reflector.clients[host].session.closed(self.now);
+            reflector.handle_events(host);
+        }
+    }
+
     pub(super) fn learn(&mut self, host: usize, mac: MacAddr) {
+        self.try_learn(host, mac).unwrap();
+    }
+
+    /// A station sends something at a host.
+    pub(super) fn try_learn(&mut self, host: usize, mac: MacAddr) -> Result<(), LearnError> {
         let vni = Vni::new(100).unwrap();
-        self.hosts[host].speaker.learn(vni, mac, &[], false, self.now).unwrap();
+        self.hosts[host].speaker.learn(vni, mac, &[], false, self.now)
+    }
+
+    pub(super) fn counters(&self, host: usize) -> Counters {
+        self.hosts[host].speaker.counters()
+    }
+
+    /// Checks that each station is at one of the living hosts, that all others send there, and that
+    /// no data plane has another station.
+    pub(super) fn check_agreement(&self) {
+        let living: Vec<_> = self.hosts.iter().enumerate().filter(|(_, of)| !of.is_dead).collect();
+        let mut places: BTreeMap<MacAddr, IpAddr> = BTreeMap::new();
+        for (index, host) in &living {
+            for station in host.speaker.stations().filter(|station| station.vtep.is_none()) {
+                let before = places.insert(station.mac, vtep(*index));
+                assert_eq!(before, None, "{} is also at host {index}", station.mac);
+            }
+        }
+        for (index, host) in &living {
+            let others = places.iter().filter(|(_, place)| **place != vtep(*index));
+            let expected: HashMap<MacAddr, IpAddr> = others.map(|(mac, at)| (*mac, *at)).collect();
+            assert_eq!(host.remotes, expected, "host {index}");
+        }
     }
 
     pub(super) fn forget(&mut self, host: usize, number: usize) {
         let mac = mac(host, number);
         self.hosts[host].speaker.forget(Vni::new(100).unwrap(), mac, self.now);
         self.hosts[host].here.retain(|here| *here != mac);
+    }
+
+    /// The network's port is gone, and with it what its data plane had.
+    pub(super) fn remove_network(&mut self, host: usize) {
+        self.hosts[host].speaker.remove_network(Vni::new(100).unwrap());
+        self.hosts[host].remotes.clear();
+    }
+
+    pub(super) fn add_network(&mut self, host: usize) {
+        assert!(self.hosts[host].speaker.add_network(Vni::new(100).unwrap(), self.now));
     }
 
     pub(super) fn knows(&self, host: usize, mac: MacAddr) -> bool {
@@ -218,12 +277,12 @@ impl Host {
             let link = &mut self.links[neighbor];
             if self.speaker.wants_connection(neighbor) && !link.is_open {
                 match reflector {
-                    Some(reflector) => {
+                    Some(reflector) if !link.is_cut => {
                         *link = Link { is_open: true, ..Link::default() };
                         reflector.accept(index, now);
                         self.speaker.connected(neighbor, now);
                     }
-                    None => self.speaker.closed(neighbor, now),
+                    _ => self.speaker.closed(neighbor, now),
                 }
             }
             while let Some((_, bytes)) = link.down.pop_front_if(|(at, _)| *at <= now) {
@@ -234,7 +293,9 @@ impl Host {
             if !bytes.is_empty() {
                 self.bytes += bytes.len();
                 self.speaker.sent(neighbor, bytes.len(), now);
-                link.up.push_back((now + DELAY, bytes));
+                if !link.is_cut {
+                    link.up.push_back((now + DELAY, bytes));
+                }
             }
             if !self.speaker.is_connected(neighbor) {
                 link.is_open = false;
@@ -254,6 +315,9 @@ impl Reflector {
     }
 
     fn accept(&mut self, client: usize, now: Instant) {
+        // A new connection replaces one that the reflector still has.
+        self.clients[client].session.closed(now);
+        self.handle_events(client);
         let client = &mut self.clients[client];
         client.session = Session::new(settings(1, 90), now);
         client.session.tick(now);
@@ -266,6 +330,19 @@ impl Reflector {
             self.clients[index].session.receive(&bytes, now);
         }
         self.clients[index].session.tick(now);
+        self.handle_events(index);
+        self.write(index, now);
+        let session = &mut self.clients[index].session;
+        let bytes = session.output().to_vec();
+        if !bytes.is_empty() {
+            session.sent(bytes.len(), now);
+            if !link.is_cut {
+                link.down.push_back((now + DELAY, bytes));
+            }
+        }
+    }
+
+    fn handle_events(&mut self, index: usize) {
         while let Some(event) = self.clients[index].session.next_event() {
             match event {
                 Event::Established => {
@@ -274,20 +351,16 @@ impl Reflector {
                     self.clients[index].owes_end = true;
                 }
                 Event::Update(update) => self.update(index, update),
-                Event::Refresh => {}
+                Event::Refresh => {
+                    let others = self.routes.iter().filter(|(_, (from, ..))| *from != index);
+                    self.clients[index].pending.extend(others.map(|(key, _)| *key));
+                }
                 Event::Down(_) => {
                     let of = self.routes.iter().filter(|(_, (from, ..))| *from == index);
                     let withdrawn = of.map(|(key, _)| *key).collect();
                     self.update(index, Update { withdrawn, ..Update::default() });
                 }
             }
-        }
-        self.write(index, now);
-        let session = &mut self.clients[index].session;
-        let bytes = session.output().to_vec();
-        if !bytes.is_empty() {
-            session.sent(bytes.len(), now);
-            link.down.push_back((now + DELAY, bytes));
         }
     }
 

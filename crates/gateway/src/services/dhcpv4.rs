@@ -2,7 +2,8 @@
 //!
 //! It is authoritative: the only server of its network. So it refuses a request at once for an
 //! address that it would not lease, and grants a free address that it has no record of, as after a
-//! restart. Messages that do not come from the station that they name, or that came through a
+//! restart. With other hosts in the network, it is one server for each of them, and they divide the
+//! addresses ([`super::elsewhere`]). Messages that do not come from the station that they name, or that came through a
 //! relay, are dropped and counted.
 
 use std::net::Ipv4Addr;
@@ -155,8 +156,16 @@ impl Server<'_> {
                 return None;
             }
         };
-        if self.ipv4.contains(address) && self.leases.allows(asker, address.into(), now) {
-            return Some(self.acknowledge(message, asker, address, now));
+        if self.ipv4.contains(address) {
+            match self.leases.allows(asker, address.into(), now) {
+                Some(true) => return Some(self.acknowledge(message, asker, address, now)),
+                Some(false) => {}
+                // The client asks again.
+                None => {
+                    self.counters.refused(Refusal::Settling);
+                    return None;
+                }
+            }
         }
         self.counters.naks += 1;
         let mut reply = self.reply(message, MessageType::Nak);
@@ -356,6 +365,7 @@ impl Counters {
             Refusal::Exhausted => self.pool_exhausted += 1,
             Refusal::PortFull => self.port_full += 1,
             Refusal::Elsewhere => self.elsewhere += 1,
+            Refusal::Settling => self.settling += 1,
         }
     }
 }

@@ -13,7 +13,7 @@ use towpath_net::time::Instant;
 
 use super::config::{Config, Ipv6};
 use super::dhcpv4::OFFER_HOLD;
-use super::leases::{Asker, Client, Leases, State};
+use super::leases::{Asker, Client, Leases, Refusal, State};
 use super::names::Names;
 use super::static_leases::StaticLeases;
 use super::{Counters, Origin};
@@ -122,7 +122,7 @@ impl Server<'_> {
 
     /// Leases an address for each association, with zero lifetimes for addresses that the client
     /// should no longer use (RFC 8415 §18.3.1, §18.3.2, §18.3.4, §18.3.5). Returns `None` if the
-    /// message is malformed.
+    /// message is malformed, or if it is not known yet which addresses are this host's.
     fn lend(
         &mut self,
         message: &Message,
@@ -133,7 +133,7 @@ impl Server<'_> {
     ) -> Option<()> {
         for (index, asked) in self.associations(message)?.iter().enumerate() {
             let asker = self.asker(message, from, asked.id, index == 0);
-            let answer = self.lend_one(message, asked, &asker, state, now);
+            let answer = self.lend_one(message, asked, &asker, state, now)?;
             reply.options.push(option::IA_NA, &answer.emit());
         }
         if state == State::Bound {
@@ -151,7 +151,7 @@ impl Server<'_> {
         asker: &Asker,
         state: State,
         now: Instant,
-    ) -> IdentityAssociation {
+    ) -> Option<IdentityAssociation> {
         let (renew_s, rebind_s) = (0, 0);
         let mut answer = IdentityAssociation {
             id: asked.id,
@@ -166,19 +166,23 @@ impl Server<'_> {
             && wanted.is_some_and(|wanted| !self.ipv6.contains(wanted))
         {
             answer.status = Some(Status::NOT_ON_LINK);
-            return answer;
+            return Some(answer);
         }
         let Some(leases) = &mut self.leases else {
             answer.status = Some(Status::NO_ADDRESSES);
-            return answer;
+            return Some(answer);
         };
         let address = match leases.choose(asker, wanted.map(Into::into), now) {
             Ok(IpAddr::V6(address)) => address,
-            Ok(_) => return answer,
+            Ok(_) => return Some(answer),
             Err(refusal) => {
                 self.counters.refused(refusal);
+                // The client asks again.
+                if refusal == Refusal::Settling {
+                    return None;
+                }
                 answer.status = Some(Status::NO_ADDRESSES);
-                return answer;
+                return Some(answer);
             }
         };
         let valid = self.config.lease_time;
@@ -205,7 +209,7 @@ impl Server<'_> {
             preferred_s: 0,
             valid_s: 0,
         }));
-        answer
+        Some(answer)
     }
 
     /// Answers Confirm: whether the addresses are right for this link (RFC 8415 §18.3.3).

@@ -231,7 +231,7 @@ impl Services {
         }
     }
 
-    fn leases_mut(&mut self, address: IpAddr) -> Option<&mut Leases> {
+    pub(super) fn leases_mut(&mut self, address: IpAddr) -> Option<&mut Leases> {
         if address.is_ipv4() { self.leases_v4.as_mut() } else { self.leases_v6.as_mut() }
     }
 }

@@ -9,9 +9,14 @@
 //!
 //! A lease belongs to the port that it was requested from. The same client identifier at another
 //! port is another client, with an address of its own, as a guest may have learned the identifiers
-//! of others. When a port is gone, the first client with the identifier may continue its leases.
+//! of others. When a port is gone, or the client's station has moved to another host, the first
+//! client with the identifier may continue its leases.
 //! All leases of a port together are bounded, including the addresses that it declined, so that a
 //! guest that invents clients takes addresses only from itself.
+//!
+//! With other hosts in the network, [`Elsewhere`] says which addresses are not this host's to give.
+//! A lease that conflicts with one of another host continues if its station has the lower address;
+//! otherwise it is not renewed. All hosts see both and agree.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -19,6 +24,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::elsewhere::Elsewhere;
 use super::wire::domain::DomainName;
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
@@ -58,8 +64,10 @@ pub(super) enum Refusal {
     Exhausted,
     /// The port has the greatest number of leases.
     PortFull,
-    /// The only address that the client may have is leased to another port.
+    /// The only address that the client may have is leased to another port or at another host.
     Elsewhere,
+    /// It is not known yet which addresses are this host's to give.
+    Settling,
 }
 
 /// State of a lease.
@@ -96,6 +104,8 @@ pub(super) struct Leases {
     /// Addresses that the pool never gives out.
     reserved: HashSet<IpAddr>,
     per_port_max: usize,
+    /// What other hosts have.
+    pub(super) elsewhere: Elsewhere,
 }
 
 impl Leases {
@@ -109,10 +119,12 @@ impl Leases {
         let count = last.checked_sub(first).map_or(0, |more| more.saturating_add(1));
         let count = u32::try_from(count).unwrap_or(u32::MAX).min(POOL_ADDRESSES_MAX);
         let (by_address, by_client) = (HashMap::new(), HashMap::new());
-        Self { by_address, by_client, first: *pool.start(), count, reserved, per_port_max }
+        let (first, elsewhere) = (*pool.start(), Elsewhere::default());
+        Self { by_address, by_client, first, count, reserved, per_port_max, elsewhere }
     }
 
-    /// Returns the address that `asker` may have: the one it had, else `wanted`, else any.
+    /// Returns the address that `asker` may have: the one it has, else the one its station had at
+    /// another host, else the one it had here, else `wanted`, else any.
     pub(super) fn choose(
         &mut self,
         asker: &Asker,
@@ -123,19 +135,32 @@ impl Leases {
         if let Some((address, lease)) = self.of(asker)
             && asker.fixed.is_none_or(|fixed| fixed == address)
         {
-            if lease.until > now && lease.port == Some(asker.port) {
+            let is_here = lease.until > now && lease.port == Some(asker.port);
+            if is_here && !self.is_lost(address, lease) {
                 return Ok(address);
             }
-            had = Some(address);
+            had = Some((address, lease.until > now));
         }
         if let Some(fixed) = asker.fixed {
             let lease = self.by_address.get(&fixed);
-            let is_elsewhere = lease.is_some_and(|lease| lease.is_elsewhere(asker, now));
+            let other = self.elsewhere.announced(fixed);
+            let is_elsewhere = lease.is_some_and(|lease| lease.is_elsewhere(asker, now))
+                || other.is_some_and(|mac| mac != asker.mac);
             return if is_elsewhere { Err(Refusal::Elsewhere) } else { Ok(fixed) };
         }
         self.make_room(asker.port, now)?;
-        if let Some(had) = had {
+        if let Some(brought) = self.brought(asker, wanted, now) {
+            return Ok(brought);
+        }
+        let is_held = |address| self.elsewhere.holder(address, now).is_some();
+        if let Some((had, is_current)) = had
+            && !is_held(had)
+            && (is_current || self.elsewhere.is_own(had, now))
+        {
             return Ok(had);
+        }
+        if !self.elsewhere.is_settled() {
+            return Err(Refusal::Settling);
         }
         if let Some(wanted) = wanted.filter(|wanted| self.may_give(*wanted, now)) {
             return Ok(wanted);
@@ -144,12 +169,26 @@ impl Leases {
     }
 
     /// Returns true if `asker` has `address`, or may have it although there is no record: the table
-    /// may be younger than the lease.
-    pub(super) fn allows(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
+    /// may be younger than the lease. `None`: that is not known yet.
+    pub(super) fn allows(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> Option<bool> {
         match self.choose(asker, Some(address), now) {
-            Ok(chosen) => chosen == address,
-            Err(_) => false,
+            Ok(chosen) => Some(chosen == address),
+            Err(Refusal::Settling) => None,
+            Err(_) => Some(false),
         }
+    }
+
+    /// Returns the address that the asker's station had at another host, `wanted` if it is one of
+    /// several. It need not be in the pool, which hosts may have divided.
+    fn brought(&self, asker: &Asker, wanted: Option<IpAddr>, now: Instant) -> Option<IpAddr> {
+        let may_have = |address: &IpAddr| {
+            let lease = self.by_address.get(address).filter(|lease| lease.until > now);
+            address.is_ipv4() == self.first.is_ipv4()
+                && !self.reserved.contains(address)
+                && lease.is_none_or(|lease| lease.mac == asker.mac && lease.port.is_none())
+        };
+        let of_station = || self.elsewhere.of(asker.mac, now).filter(may_have);
+        of_station().find(|address| Some(*address) == wanted).or_else(|| of_station().next())
     }
 
     /// Records that `asker` has `address`, which [`Leases::choose`] returned.
@@ -166,6 +205,9 @@ impl Leases {
         if let Some(before) = before.filter(|before| *before != address) {
             self.by_address.remove(&before);
         }
+        if state == State::Bound {
+            self.elsewhere.leased_here(asker.mac);
+        }
         let [known, _] = known;
         self.by_client.insert(known, address);
         let (client, mac, port) = (asker.client.clone(), asker.mac, Some(asker.port));
@@ -179,11 +221,19 @@ impl Leases {
         }
     }
 
-    /// Ends the lease of `address` that `asker` has; returns false if it has none.
+    /// Ends the lease of `address` that `asker` has, or brought along from another host; returns
+    /// false if it has none.
     pub(super) fn release(&mut self, asker: &Asker, address: IpAddr, now: Instant) -> bool {
-        let Some(lease) = self.held_mut(asker, address) else { return false };
-        lease.until = now;
-        true
+        if let Some(lease) = self.held_mut(asker, address) {
+            lease.until = now;
+            return true;
+        }
+        let is_brought = self.elsewhere.brought(asker.mac, now).any(|brought| brought == address)
+            && self.elsewhere.announced(address).is_none();
+        if is_brought {
+            self.elsewhere.forget(address);
+        }
+        is_brought
     }
 
     /// Quarantines the address: its client reports that another station uses it. Returns false if
@@ -241,10 +291,18 @@ impl Leases {
 
     /// The port is gone: the first client that asks from another port may continue its leases.
     pub(super) fn forget_port(&mut self, port: u32) {
-        let of_port = self.by_address.iter_mut().filter(|(_, lease)| lease.port == Some(port));
-        for (address, lease) in of_port {
-            lease.port = None;
-            if self.by_client.remove(&(Some(port), lease.client.clone())).is_some() {
+        self.free(|lease| lease.port == Some(port));
+    }
+
+    /// These stations have moved to other hosts, as after [`Self::forget_port`].
+    pub(super) fn forget_stations(&mut self, stations: &HashSet<MacAddr>) {
+        self.free(|lease| lease.port.is_some() && stations.contains(&lease.mac));
+    }
+
+    fn free(&mut self, is_free: impl Fn(&Lease) -> bool) {
+        for (address, lease) in self.by_address.iter_mut().filter(|(_, lease)| is_free(lease)) {
+            let port = lease.port.take();
+            if self.by_client.remove(&(port, lease.client.clone())).is_some() {
                 self.by_client.insert((None, lease.client.clone()), *address);
             }
         }
@@ -287,6 +345,13 @@ impl Leases {
         self.bound(now).find(|(_, lease)| lease.mac == mac).and_then(|(_, lease)| lease.port)
     }
 
+    /// Returns true if a lease of this host conflicts with that of another host, which has
+    /// precedence: the station there has the lower address. Static leases stay.
+    pub(super) fn is_lost(&self, address: IpAddr, lease: &Lease) -> bool {
+        let other = self.elsewhere.announced(address);
+        !matches!(lease.client, Client::Static(_)) && other.is_some_and(|mac| mac < lease.mac)
+    }
+
     /// Returns the lease of a client, current or expired: at its port, or one whose port is gone.
     fn of(&self, asker: &Asker) -> Option<(IpAddr, &Lease)> {
         let mut ports = [Some(asker.port), None].into_iter();
@@ -302,7 +367,13 @@ impl Leases {
 
     fn may_give(&self, address: IpAddr, now: Instant) -> bool {
         self.contains(address)
+            && self.is_free_elsewhere(address, now)
             && self.by_address.get(&address).is_none_or(|lease| lease.until <= now)
+    }
+
+    /// Returns true if no other host has the address, and it is this host's to give.
+    fn is_free_elsewhere(&self, address: IpAddr, now: Instant) -> bool {
+        self.elsewhere.holder(address, now).is_none() && self.elsewhere.is_own(address, now)
     }
 
     /// Returns the first address from the client's own place on that was never leased; else the one
@@ -314,7 +385,7 @@ impl Leases {
         let mut oldest: Option<(Instant, IpAddr)> = None;
         for step in 0..u64::from(self.count) {
             let address = self.nth(((start + step) % u64::from(self.count)) as u32);
-            if self.reserved.contains(&address) {
+            if self.reserved.contains(&address) || !self.is_free_elsewhere(address, now) {
                 continue;
             }
             match self.by_address.get(&address) {

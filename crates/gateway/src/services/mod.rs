@@ -18,9 +18,11 @@
 mod config;
 mod dhcpv4;
 mod dhcpv6;
+mod elsewhere;
 mod file;
 mod frame;
 mod guests;
+mod hosts;
 mod leases;
 mod names;
 mod router;
@@ -48,6 +50,7 @@ use file::Line;
 use frame::{Envelope, Request};
 pub use frame::{asks_for_configuration, concerns};
 pub use guests::{Checkpoint, Lent};
+pub use hosts::Conflict;
 use leases::Leases;
 use names::Names;
 use router::Schedule;
@@ -100,10 +103,17 @@ pub struct Counters {
     pub rate_limited: u64,
     /// Refused: the port has the greatest number of leases.
     pub port_full: u64,
-    /// Refused: the only address that the client may have is leased to another port.
+    /// Refused: the only address that the client may have is leased to another port or at another
+    /// host.
     pub elsewhere: u64,
-    /// Refused: all addresses are leased.
+    /// Refused: all addresses that this host may give are leased.
     pub pool_exhausted: u64,
+    /// Refused: the addresses of other hosts are not known yet.
+    pub settling: u64,
+    /// Addresses that guests of another host were found to lease, too.
+    pub conflicts: u64,
+    /// Stations with a lease that moved to another host.
+    pub moved_away: u64,
     /// Answers lost for lack of memory or room.
     pub no_memory: u64,
 }

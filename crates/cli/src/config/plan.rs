@@ -112,8 +112,12 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
     }
     let services = lends.then(|| services(arguments, &file, &config)).transpose()?;
     let lease_file = arguments.lease_file.take().or(file.dhcp.lease_file).filter(|_| lends);
-    let evpn = file.evpn.take();
-    if evpn.is_some() {
+    let mut evpn = file.evpn.take();
+    if let Some(evpn) = &mut evpn {
+        // Pools that are given are those of this host alone.
+        let is_given = |is_ipv4| arguments.pool.iter().any(|pool| pool.first.is_ipv4() == is_ipv4);
+        evpn.shares_ipv4_pool = file.ipv4.pool.is_none() && !is_given(true);
+        evpn.shares_ipv6_pool = file.ipv6.pool.is_none() && !is_given(false);
         vtep(tunnels(&operations)).context("[evpn]")?;
     }
     let plan = Plan { config, network, services, lease_file, evpn, operations, machine };

@@ -7,6 +7,12 @@
 //! speaker wants changed. It sleeps until a file is ready or the speaker has something to do.
 //! Workers do nothing for it but to carry out changes.
 //!
+//! Each VXLAN port takes part that ends at the address of this host that the others have, also one
+//! that is added while this runs.
+//!
+//! [`SETTLE`] after the first session has begun, or [`ALONE`] after the start if none has, all other
+//! hosts are known that can be, and the services give addresses to new clients.
+//!
 //! While changes wait for the network, no neighbour is read, so that TCP slows them down. A station
 //! that the speaker refuses, as a duplicate or because another host has it as one that never
 //! moves, is offered again every [`RETRY`].
@@ -30,11 +36,13 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use towpath_evpn::session::{Settings as SessionSettings, State};
+use towpath_evpn::session::{self, Settings as SessionSettings, State};
 use towpath_evpn::{Config, Counters, NeighborReport, Speaker, StationReport};
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::socket::TcpSocket;
-use towpath_net::time::Instant;
+use towpath_net::switch::PortVlans;
+use towpath_net::switch::vlan::Vid;
+use towpath_net::time::{Instant, earliest};
 use towpath_net::vxlan::Vni;
 use towpath_net::vxlan::remotes::Change;
 use towpath_net::wire::MacAddr;
@@ -53,6 +61,14 @@ const READ_BYTES: usize = 64 << 10;
 /// Pause before a refused station is offered again, and before a busy network is asked again.
 const RETRY: Duration = Duration::from_secs(10);
 const BUSY: Duration = Duration::from_millis(10);
+
+/// How long hosts that start together may take to hear of each other, once one of them has a session:
+/// two attempts to connect.
+const SETTLE: Duration = Duration::from_secs(10);
+const _: () = assert!(SETTLE.as_secs() >= 2 * session::RETRY.as_secs());
+/// How long a host waits for its first session before it counts as alone: several attempts to
+/// connect, and the start of a reflector.
+const ALONE: Duration = Duration::from_secs(60);
 
 /// Called for news of neighbours, with the neighbour's address, by the thread.
 pub type TellEvpn = Box<dyn FnMut(IpAddr, &dyn Display) + Send>;
@@ -87,11 +103,9 @@ pub struct EvpnReport {
 }
 
 impl Evpn {
-    /// Starts the thread. `tunnels` are the VXLAN ports with their networks, `vtep` is where they
-    /// end here.
+    /// Starts the thread. `vtep` is where the VXLAN ports end here.
     pub(super) fn start(
         settings: &EvpnSettings,
-        tunnels: Vec<(String, Vni)>,
         vtep: IpAddr,
         control: ControlPlane,
         tell: TellEvpn,
@@ -106,13 +120,9 @@ impl Evpn {
             vtep,
             neighbors: settings.neighbors.len(),
         };
-        let mut speaker = Speaker::new(config, now);
-        for (_, vni) in &tunnels {
-            speaker.add_network(*vni, now);
-        }
         let address = |neighbor: &IpAddr| SocketAddr::new(*neighbor, settings.port);
         let shared = Arc::new(Shared {
-            speaker: Mutex::new(speaker),
+            speaker: Mutex::new(Speaker::new(config, now)),
             neighbors: settings.neighbors.iter().map(address).collect(),
             started: moment(),
         });
@@ -122,12 +132,14 @@ impl Evpn {
             shared: shared.clone(),
             peers: shared.neighbors.iter().map(|to| Peer::new(*to, &settings.password)).collect(),
             control,
-            tunnels,
+            vtep,
+            tunnels: Vec::new(),
             ends,
             bell: bell.clone(),
             changes: VecDeque::new(),
             refused: HashMap::new(),
             retry_at: now,
+            settles_at: Some(now + ALONE),
             tell,
         };
         let thread = thread::Builder::new().name("evpn".into()).spawn(move || loops.run())?;
@@ -150,7 +162,7 @@ impl Evpn {
 }
 
 impl Network {
-    /// Lets BGP EVPN control the VXLAN ports that are there. A thread calls `tell`.
+    /// Lets BGP EVPN control the VXLAN ports, those that come later included. A thread calls `tell`.
     ///
     /// # Errors
     /// [`EvpnError`]; nothing was started.
@@ -164,11 +176,15 @@ impl Network {
             })
             .collect();
         let vtep = vtep(tunnels.iter().map(|(_, settings)| *settings))?;
-        let named =
-            |(member, settings): &(&Member, &VxlanSettings)| (member.name.clone(), settings.vni);
-        let tunnels = tunnels.iter().map(named).collect();
+        let is_default = |(member, _): &(&Member, &VxlanSettings)| {
+            matches!(member.settings.vlans, PortVlans::Access(Vid::DEFAULT))
+        };
+        let is_in_default = tunnels.iter().any(is_default);
         let control = self.control_plane()?;
-        self.evpn = Some(Evpn::start(settings, tunnels, vtep, control, tell)?);
+        self.evpn = Some(Evpn::start(settings, vtep, control, tell)?);
+        if let Some(services) = self.services.as_mut().filter(|_| is_in_default) {
+            services.share(vtep, settings.shares_ipv4_pool, settings.shares_ipv6_pool);
+        }
         Ok(())
     }
 
@@ -209,6 +225,8 @@ struct Loop {
     shared: Arc<Shared>,
     peers: Vec<Peer>,
     control: ControlPlane,
+    vtep: IpAddr,
+    /// VXLAN ports that take part, and their networks.
     tunnels: Vec<(String, Vni)>,
     ends: Receiver<()>,
     bell: EventDoorbell,
@@ -217,6 +235,8 @@ struct Loop {
     /// Stations that the speaker refused, with their addresses and whether they are fixed.
     refused: HashMap<(Vni, MacAddr), (Vec<IpAddr>, bool)>,
     retry_at: Instant,
+    /// When all other hosts are known; `None` once they are.
+    settles_at: Option<Instant>,
     tell: TellEvpn,
 }
 
@@ -249,6 +269,7 @@ impl Loop {
                 (self.tell)(peer.to.ip(), &news);
             }
         }
+        self.settle(&speaker, now);
         self.changes.extend(speaker.take_changes());
         while let Some((vni, change)) = self.changes.front() {
             let of = |(_, of): &&(String, Vni)| of == vni;
@@ -260,13 +281,38 @@ impl Loop {
         }
         let busy = (!self.changes.is_empty()).then(|| now + BUSY);
         let retry = (!self.refused.is_empty()).then_some(self.retry_at);
-        [speaker.deadline(), busy, retry].into_iter().flatten().min()
+        earliest([speaker.deadline(), busy, retry, self.settles_at])
+    }
+
+    /// Says when all other hosts are known.
+    fn settle(&mut self, speaker: &Speaker, now: Instant) {
+        let Some(at) = self.settles_at else { return };
+        let is_up = |index: usize| speaker.state(index) == State::Established;
+        let at = match (0..self.peers.len()).any(is_up) {
+            true => at.min(now + SETTLE),
+            false => at,
+        };
+        let is_settled = at <= now && self.control.settle().is_ok();
+        self.settles_at = (!is_settled).then_some(at.max(now));
     }
 
     /// Hands in what is new about local stations.
     fn take_events(&mut self, speaker: &mut Speaker, now: Instant) {
         while let Some(event) = self.control.next_event() {
             match event {
+                ControlEvent::Tunnel { port, vni, local } => {
+                    if local == Some(self.vtep) && speaker.add_network(vni, now) {
+                        self.tunnels.push((port, vni));
+                    }
+                }
+                ControlEvent::TunnelGone { port } => {
+                    let Some(vni) = self.vni(&port) else { continue };
+                    self.tunnels.retain(|(name, _)| *name != port);
+                    self.refused.retain(|(of, _), _| *of != vni);
+                    // What was asked of the port is gone with it.
+                    self.changes.retain(|(of, _)| *of != vni);
+                    speaker.remove_network(vni);
+                }
                 ControlEvent::Found { port, mac, addresses, is_fixed } => {
                     let Some(vni) = self.vni(&port) else { continue };
                     self.offer(speaker, (vni, mac), (addresses, is_fixed), now);

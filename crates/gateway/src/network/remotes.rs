@@ -12,7 +12,7 @@
 //!
 //! Limits: [`CHANGES_MAX`] and [`EVENTS_MAX`] wait; [`CHANGES_PER_TURN`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -22,8 +22,9 @@ use std::time::Duration;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_net::switch::vlan::Vid;
-use towpath_net::switch::{PortId, PortVlans, Switch};
-use towpath_net::time::Instant;
+use towpath_net::switch::{PortVlans, Switch};
+use towpath_net::time::{Instant, earliest};
+use towpath_net::vxlan::Vni;
 use towpath_net::vxlan::remotes::{Change, ChangeError, Origin, Remote, Station};
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::Doorbell;
@@ -31,7 +32,7 @@ use towpath_packet::ring::Doorbell;
 use super::member::Member;
 use super::ports::Ports;
 use super::vxlan::Vxlan;
-use super::{Network, PortError};
+use super::{Attachment, Network, PortError};
 use crate::services::Services;
 
 /// Changes that may wait: the routes of a large cluster at once.
@@ -46,16 +47,38 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The end of a control plane. One thread at a time.
 #[derive(Debug)]
 pub struct ControlPlane {
-    changes: SyncSender<(String, Change)>,
+    orders: SyncSender<Order>,
     events: Receiver<ControlEvent>,
     /// Rung for the network, and by it.
     network: EventDoorbell,
     own: EventDoorbell,
 }
 
+/// What a control plane asks for.
+enum Order {
+    /// A change of origin [`Origin::Pushed`] at the VXLAN port of this name.
+    Change(String, Change),
+    /// All other hosts are known.
+    Settle,
+}
+
 /// What is reported to a control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlEvent {
+    /// There is a VXLAN port.
+    Tunnel {
+        /// Its name.
+        port: String,
+        /// Its network.
+        vni: Vni,
+        /// The address of this host that it ends at, if that is one.
+        local: Option<IpAddr>,
+    },
+    /// A VXLAN port is gone, and its stations with it.
+    TunnelGone {
+        /// Its name.
+        port: String,
+    },
     /// A local station was found, came back from a remote, or its addresses have changed.
     Found {
         /// The VXLAN port in whose VLAN it is.
@@ -104,7 +127,20 @@ impl ControlPlane {
     /// # Errors
     /// [`Busy`]; the change is not carried out.
     pub fn change(&self, port: &str, change: Change) -> Result<(), Busy> {
-        self.changes.try_send((port.to_owned(), change)).map_err(|_| Busy)?;
+        self.order(Order::Change(port.to_owned(), change))
+    }
+
+    /// Says that all other hosts are known that can be: from now on the services give addresses to
+    /// new clients.
+    ///
+    /// # Errors
+    /// [`Busy`]; try again.
+    pub fn settle(&self) -> Result<(), Busy> {
+        self.order(Order::Settle)
+    }
+
+    fn order(&self, order: Order) -> Result<(), Busy> {
+        self.orders.try_send(order).map_err(|_| Busy)?;
         self.network.ring();
         Ok(())
     }
@@ -139,18 +175,32 @@ pub struct PortRemotes {
 
 /// The network's end.
 pub(super) struct Subscriber {
-    changes: Receiver<(String, Change)>,
+    orders: Receiver<Order>,
     events: SyncSender<ControlEvent>,
     bell: EventDoorbell,
     own: EventDoorbell,
+    /// VXLAN ports that were reported, by their numbers.
+    tunnels: HashMap<usize, Tunnel>,
     /// Local stations that were reported, by the number of the VXLAN port.
     reported: HashMap<(usize, MacAddr), Local>,
     /// What was compared last.
     compared: Option<Versions>,
     /// When the next comparison may be.
     next: Instant,
+    /// When the next lease of a local station ends.
+    lease_ends: Option<Instant>,
     /// A comparison, or events, had to be put off.
     is_behind: bool,
+}
+
+/// What is reported of a VXLAN port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Tunnel {
+    port: String,
+    vni: Vni,
+    local: Option<IpAddr>,
+    /// Its VLAN; none for a trunk, which has no one network behind it.
+    vid: Option<Vid>,
 }
 
 /// What is reported of a local station.
@@ -211,7 +261,7 @@ impl Network {
         tunnels.collect()
     }
 
-    /// Connects a control plane. The first events are all local stations.
+    /// Connects a control plane. The first events are all VXLAN ports and local stations.
     ///
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] if there is one, or the error of a system call.
@@ -224,25 +274,27 @@ impl Network {
         }
         let [bell, own] = [EventDoorbell::new()?, EventDoorbell::new()?];
         self.ports.watch_control(&bell)?;
-        let (to_network, changes) = sync_channel(CHANGES_MAX);
+        let (to_network, orders) = sync_channel(CHANGES_MAX);
         let (events, from_network) = sync_channel(EVENTS_MAX);
         self.subscriber = Some(Subscriber {
-            changes,
+            orders,
             events,
             bell: bell.clone(),
             own: own.clone(),
+            tunnels: HashMap::new(),
             reported: HashMap::new(),
             compared: None,
             next: Instant::START,
+            lease_ends: None,
             is_behind: true,
         });
-        Ok(ControlPlane { changes: to_network, events: from_network, network: bell, own })
+        Ok(ControlPlane { orders: to_network, events: from_network, network: bell, own })
     }
 
     /// Carries out what the control plane asks for, and reports what is new.
     pub(super) fn serve_control(&mut self, is_rung: bool, now: Instant) {
         let Some(mut subscriber) = self.subscriber.take() else { return };
-        if is_rung && !self.carry_out(&mut subscriber) {
+        if is_rung && !self.carry_out(&mut subscriber, now) {
             self.ports.unwatch(&subscriber.bell);
             return;
         }
@@ -251,26 +303,93 @@ impl Network {
         self.subscriber = Some(subscriber);
     }
 
-    /// Carries out changes. False if the control plane has ended.
-    fn carry_out(&mut self, subscriber: &mut Subscriber) -> bool {
+    /// Carries out orders. False if the control plane has ended.
+    fn carry_out(&mut self, subscriber: &mut Subscriber, now: Instant) -> bool {
         subscriber.bell.clear();
+        let mut moved = HashSet::new();
+        let mut outcome = None;
         for _ in 0..CHANGES_PER_TURN {
-            let (port, change) = match subscriber.changes.try_recv() {
-                Ok(asked) => asked,
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
-            };
-            let error = match self.change_remotes_for(&port, change, Origin::Pushed) {
-                Ok(()) => continue,
-                Err(PortError::Remote(error)) => Some(error),
-                Err(_) => None,
-            };
-            // A control plane that reads nothing gets no report.
-            let _ = subscriber.events.try_send(ControlEvent::Refused { port, change, error });
-            subscriber.own.ring();
+            match subscriber.orders.try_recv() {
+                Ok(Order::Change(port, change)) => {
+                    self.carry_out_change(subscriber, port, change, &mut moved, now);
+                }
+                Ok(Order::Settle) => self.services.iter_mut().for_each(Services::settle),
+                Err(error) => {
+                    outcome = Some(error);
+                    break;
+                }
+            }
         }
-        subscriber.bell.ring();
+        self.let_go(subscriber, &moved, now);
+        match outcome {
+            None => subscriber.bell.ring(),
+            Some(TryRecvError::Empty) => {}
+            Some(TryRecvError::Disconnected) => return false,
+        }
         true
+    }
+
+    /// Carries out a change, and notes stations that are elsewhere now.
+    fn carry_out_change(
+        &mut self,
+        subscriber: &Subscriber,
+        port: String,
+        change: Change,
+        moved: &mut HashSet<(usize, MacAddr)>,
+        now: Instant,
+    ) {
+        if let Ok(index) = self.find(&port) {
+            match change {
+                Change::AddStation { mac, .. } => drop(moved.insert((index, mac))),
+                Change::DelStation(mac) => drop(moved.remove(&(index, mac))),
+                _ => {}
+            }
+            let is_here = |mac| subscriber.reported.contains_key(&(index, mac));
+            let services = self.services.as_mut().filter(|_| subscriber.is_in_default(index));
+            let conflict = services.and_then(|services| services.hear(change, is_here, now));
+            let member = conflict.and_then(|of| self.members.get(of.port as usize)?.as_ref());
+            if let (Some(member), Some(conflict), Some(tell)) = (member, conflict, &mut self.tell) {
+                tell(&member.name, &conflict);
+            }
+        }
+        let error = match self.change_remotes_for(&port, change, Origin::Pushed) {
+            Ok(()) => return,
+            Err(PortError::Remote(error)) => Some(error),
+            Err(_) => None,
+        };
+        // A control plane that reads nothing gets no report.
+        let _ = subscriber.events.try_send(ControlEvent::Refused { port, change, error });
+        subscriber.own.ring();
+    }
+
+    /// Lets local stations go that are elsewhere now.
+    fn let_go(&mut self, subscriber: &Subscriber, moved: &HashSet<(usize, MacAddr)>, now: Instant) {
+        for key @ (index, mac) in moved {
+            let vid = subscriber.tunnels.get(index).and_then(|tunnel| tunnel.vid);
+            if let Some(vid) = vid.filter(|_| subscriber.reported.contains_key(key)) {
+                self.switch.remove_station(*mac, vid);
+            }
+        }
+        let Some(services) = &mut self.services else { return };
+        let of_default = moved.iter().filter(|(index, _)| subscriber.is_in_default(*index));
+        let moved: HashSet<MacAddr> = of_default.map(|(_, mac)| *mac).collect();
+        if moved.is_empty() {
+            return;
+        }
+        let leased: HashSet<MacAddr> = services.leased_here(&moved, now).into_iter().collect();
+        // A station that was heard after the last report has not moved: the control plane does not
+        // know of it yet.
+        let is_unreported =
+            |mac: &MacAddr| !subscriber.reported.keys().any(|(_, reported)| reported == mac);
+        let heard: HashSet<MacAddr> = match leased.iter().any(is_unreported) {
+            true => self.switch.stations(now).map(|station| station.mac).collect(),
+            false => HashSet::new(),
+        };
+        let gone = leased.into_iter().filter(|mac| !(is_unreported(mac) && heard.contains(mac)));
+        let gone: HashSet<MacAddr> = gone.collect();
+        if !gone.is_empty() {
+            services.moved_away(&gone);
+        }
     }
 
     fn tunnel_mut(&mut self, name: &str) -> Result<&mut Vxlan, PortError> {
@@ -281,9 +400,14 @@ impl Network {
 }
 
 impl Subscriber {
-    /// When something has to be reported that was put off.
+    /// When something has to be reported that was put off, or a lease ends.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.is_behind.then_some(self.next)
+        earliest([self.is_behind.then_some(self.next), self.lease_ends])
+    }
+
+    /// True if the VXLAN port is in the VLAN that the gateway and its services are in.
+    fn is_in_default(&self, index: usize) -> bool {
+        self.tunnels.get(&index).is_some_and(|tunnel| tunnel.vid == Some(Vid::DEFAULT))
     }
 
     /// Tells the control plane what has changed since the last time.
@@ -296,31 +420,35 @@ impl Subscriber {
         now: Instant,
     ) {
         let counters = services.map(Services::counters).unwrap_or_default();
+        let ends = counters.releases + counters.declines + counters.moved_away;
         let versions = Versions {
             stations: switch.station_changes(),
-            leases: (counters.acks, counters.releases + counters.declines),
+            leases: (counters.acks, ends),
             ports: switch.generation(),
         };
         self.is_behind |= self.compared != Some(versions);
+        self.is_behind |= self.lease_ends.is_some_and(|end| end <= now);
         if !self.is_behind || now < self.next {
             return;
         }
         (self.compared, self.next, self.is_behind) = (Some(versions), now + PAUSE, false);
-        let local = local_stations(switch, members, ports, services, now);
-        let name = |index: usize| {
-            let member = members.get(index).and_then(Option::as_ref);
-            member.map_or_else(String::new, |member| member.name.clone())
-        };
+        if !self.tell_tunnels(members, ports) {
+            self.is_behind = true;
+            return;
+        }
+        let local = self.local_stations(switch, members, services, now);
         let mut events = Vec::new();
         for (&(index, mac), station) in &local {
             if self.reported.get(&(index, mac)) != Some(station) {
+                let port = self.tunnels[&index].port.clone();
                 let Local { addresses, is_fixed } = station.clone();
-                let found = ControlEvent::Found { port: name(index), mac, addresses, is_fixed };
+                let found = ControlEvent::Found { port, mac, addresses, is_fixed };
                 events.push(((index, mac), found));
             }
         }
         for &(index, mac) in self.reported.keys().filter(|key| !local.contains_key(key)) {
-            events.push(((index, mac), ControlEvent::Gone { port: name(index), mac }));
+            let port = self.tunnels[&index].port.clone();
+            events.push(((index, mac), ControlEvent::Gone { port, mac }));
         }
         for (key, event) in events {
             if self.events.try_send(event).is_err() {
@@ -334,47 +462,100 @@ impl Subscriber {
             self.own.ring();
         }
     }
-}
 
-/// Returns the stations that are local in the VLAN of a VXLAN port, by the number of the port.
-fn local_stations(
-    switch: &Switch,
-    members: &[Option<Member>],
-    ports: &Ports,
-    services: Option<&Services>,
-    now: Instant,
-) -> HashMap<(usize, MacAddr), Local> {
-    let is_tunnel = |id: PortId| ports.get(id.index()).is_some_and(|port| port.tunnel().is_some());
-    let tunnels: Vec<(usize, Vid)> = members
-        .iter()
-        .flatten()
-        .filter(|member| is_tunnel(member.id))
-        .filter_map(|member| match member.settings.vlans {
-            PortVlans::Access(vid) => Some((member.id.index(), vid)),
-            PortVlans::Trunk { .. } => None,
-        })
-        .collect();
-    let mut found = HashMap::new();
-    for station in switch.stations(now) {
-        // The gateway has a number that no member has: each host has one of its own.
-        let is_guest = members.get(station.port.index()).is_some_and(Option::is_some);
-        if is_guest && !is_tunnel(station.port) {
-            for (index, _) in tunnels.iter().filter(|(_, vid)| *vid == station.vid) {
-                found.insert((*index, station.mac), Local::default());
+    /// Tells which VXLAN ports there are. False if there was no room for all events.
+    fn tell_tunnels(&mut self, members: &[Option<Member>], ports: &Ports) -> bool {
+        let is_open = |member: &&Member| {
+            ports.get(member.id.index()).is_some_and(|port| port.tunnel().is_some())
+        };
+        let tunnel = |member: &Member| match &member.attachment {
+            Attachment::Vxlan(settings) => Some((
+                member.id.index(),
+                Tunnel {
+                    port: member.name.clone(),
+                    vni: settings.vni,
+                    local: settings.local,
+                    vid: match member.settings.vlans {
+                        PortVlans::Access(vid) => Some(vid),
+                        PortVlans::Trunk { .. } => None,
+                    },
+                },
+            )),
+            _ => None,
+        };
+        let open = members.iter().flatten().filter(is_open).filter_map(tunnel);
+        let now: HashMap<usize, Tunnel> = open.collect();
+        let is_same =
+            |a: &Tunnel, b: &Tunnel| (&a.port, a.vni, a.local) == (&b.port, b.vni, b.local);
+        let is_gone = |(index, tunnel): &(&usize, &Tunnel)| {
+            !now.get(index).is_some_and(|now| is_same(now, tunnel))
+        };
+        let gone: Vec<usize> =
+            self.tunnels.iter().filter(is_gone).map(|(index, _)| *index).collect();
+        for index in gone {
+            let port = self.tunnels[&index].port.clone();
+            if self.events.try_send(ControlEvent::TunnelGone { port }).is_err() {
+                return false;
+            }
+            self.tunnels.remove(&index);
+            self.reported.retain(|(of, _), _| *of != index);
+            self.own.ring();
+        }
+        for (index, tunnel) in now {
+            if !self.tunnels.contains_key(&index) {
+                let (port, vni, local) = (tunnel.port.clone(), tunnel.vni, tunnel.local);
+                if self.events.try_send(ControlEvent::Tunnel { port, vni, local }).is_err() {
+                    return false;
+                }
+                self.own.ring();
+            }
+            self.tunnels.insert(index, tunnel);
+        }
+        true
+    }
+
+    /// Returns the stations that are local in the VLAN of a VXLAN port, by the number of the port.
+    fn local_stations(
+        &mut self,
+        switch: &Switch,
+        members: &[Option<Member>],
+        services: Option<&Services>,
+        now: Instant,
+    ) -> HashMap<(usize, MacAddr), Local> {
+        let mut found = HashMap::new();
+        for station in switch.stations(now) {
+            // The gateway has a number that no member has: each host has one of its own.
+            let member = members.get(station.port.index()).and_then(Option::as_ref);
+            if member.is_some_and(|member| !member.attachment.is_tunnel()) {
+                let in_vlan = self.tunnels.iter().filter(|(_, of)| of.vid == Some(station.vid));
+                for (index, _) in in_vlan {
+                    found.insert((*index, station.mac), Local::default());
+                }
             }
         }
-    }
-    // Leases are of the gateway's VLAN.
-    let in_default = tunnels.iter().filter(|(_, vid)| *vid == Vid::DEFAULT);
-    for lent in services.map(|services| services.lent(now)).unwrap_or_default() {
-        for (index, _) in in_default.clone() {
-            if let Some(local) = found.get_mut(&(*index, lent.mac)) {
-                local.addresses.push(lent.address);
-                local.is_fixed |= lent.is_static;
+        self.lease_ends = None;
+        let Some(services) = services else { return found };
+        // Leases are of the gateway's VLAN.
+        let indices = self.tunnels.keys().filter(|index| self.is_in_default(**index));
+        let in_default: Vec<usize> = indices.copied().collect();
+        for lent in services.lent(now) {
+            for index in &in_default {
+                let key = (*index, lent.mac);
+                if lent.port.is_some() && self.reported.contains_key(&key) {
+                    found.entry(key).or_default();
+                }
+                if let Some(local) = found.get_mut(&key) {
+                    local.addresses.push(lent.address);
+                    local.is_fixed |= lent.is_static;
+                    self.lease_ends = earliest([self.lease_ends, Some(now + lent.left)]);
+                }
             }
         }
+        for ((_, mac), local) in found.iter_mut().filter(|((of, _), _)| in_default.contains(of)) {
+            local.addresses.extend(services.brought(*mac, now));
+        }
+        found
     }
-    found
 }
 
 #[cfg(test)]
@@ -384,13 +565,14 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use towpath_io::endpoint::Connection;
-    use towpath_net::vxlan::Vni;
     use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 
     use super::*;
-    use crate::network::{Attachment, NetworkConfig, PortSettings, VxlanSettings};
+    use crate::config::Config;
+    use crate::network::{NetworkConfig, PortSettings, VxlanSettings, services_config};
 
     const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 20));
 
     struct Rig {
         network: Network,
@@ -435,6 +617,21 @@ mod tests {
             network.turn(true, &mut cx).expect("turned");
         }
 
+        /// Lets the guest have a lease that began before the start, for 1000 seconds.
+        fn lease(&mut self) {
+            let domain = "lan".parse().expect("a name");
+            let mut services = Services::new(services_config(&Config::default(), &domain, 1));
+            services.name_port(self.network.find("a").expect("a port") as u32, "a");
+            let text = format!("1000 {ADDRESS} {MAC} - mac a\n");
+            assert_eq!(services.restore(&text, self.now, Duration::ZERO).taken, 1);
+            self.network.set_services(services);
+        }
+
+        /// The port that the lease holds the guest at.
+        fn home(&self) -> Option<u32> {
+            self.network.services().expect("they are set").port_of(MAC, self.now)
+        }
+
         fn send_broadcast(&mut self) {
             let mut frame = [&60_u32.to_be_bytes()[..], &[0xff; 6], &MAC.0, &[0x88, 0xb5]].concat();
             frame.resize(64, 0);
@@ -446,8 +643,23 @@ mod tests {
         [192, 0, 2, number].into()
     }
 
-    fn found() -> ControlEvent {
-        ControlEvent::Found { port: "v".into(), mac: MAC, addresses: Vec::new(), is_fixed: false }
+    fn tunnel(port: &str) -> ControlEvent {
+        let vni = Vni::new(100).expect("24 bits");
+        ControlEvent::Tunnel { port: port.into(), vni, local: Some(Ipv4Addr::LOCALHOST.into()) }
+    }
+
+    fn found(addresses: &[IpAddr]) -> ControlEvent {
+        let (port, addresses) = ("v".into(), addresses.to_vec());
+        ControlEvent::Found { port, mac: MAC, addresses, is_fixed: false }
+    }
+
+    fn gone() -> ControlEvent {
+        ControlEvent::Gone { port: "v".into(), mac: MAC }
+    }
+
+    /// What the control plane has not seen yet.
+    fn events(control: &ControlPlane) -> Vec<ControlEvent> {
+        std::iter::from_fn(|| control.next_event()).collect()
     }
 
     /// Goal: local stations are reported to a control plane, those before its time included, and
@@ -461,12 +673,12 @@ mod tests {
         let second = rig.network.control_plane().expect_err("one is enough");
         assert_eq!(second.kind(), io::ErrorKind::AlreadyExists);
         rig.turn();
-        assert_eq!(control.next_event(), Some(found()));
+        assert_eq!(events(&control), [tunnel("v"), found(&[])]);
         rig.turn();
-        assert_eq!(control.next_event(), None);
+        assert_eq!(events(&control), []);
         rig.network.remove_port("a").expect("it is there");
         rig.turn();
-        assert_eq!(control.next_event(), Some(ControlEvent::Gone { port: "v".into(), mac: MAC }));
+        assert_eq!(events(&control), [gone()]);
         drop(control);
         rig.network.subscriber.as_ref().expect("not noticed yet").bell.ring();
         rig.turn();
@@ -499,6 +711,119 @@ mod tests {
         assert_eq!(all[0].stations, [station]);
         let named: Vec<_> = all[0].remotes.iter().map(|remote| remote.address).collect();
         assert_eq!(named, [remote(1), remote(3)]);
+    }
+
+    /// Goal: tunnels that come and go are reported, with the stations behind them.
+    #[test]
+    fn a_control_plane_learns_of_tunnels() {
+        let mut rig = Rig::new();
+        rig.send_broadcast();
+        rig.turn();
+        let control = rig.network.control_plane().expect("the first one");
+        rig.turn();
+        events(&control);
+        rig.network.remove_port("v").expect("it is there");
+        rig.turn();
+        assert_eq!(events(&control), [ControlEvent::TunnelGone { port: "v".into() }]);
+        let local = Some(Ipv4Addr::LOCALHOST.into());
+        let settings =
+            VxlanSettings { local, port: 0, ..VxlanSettings::new(Vni::new(100).expect("24 bits")) };
+        let attachment = Attachment::Vxlan(settings);
+        rig.network.add_port("v", attachment, PortSettings::default()).expect("added");
+        rig.turn();
+        assert_eq!(events(&control), [tunnel("v"), found(&[])]);
+    }
+
+    /// Goal: a guest with a lease is local until the lease ends, also if it is silent, but a lease
+    /// alone, which may be from before the start, makes no station local.
+    #[test]
+    fn a_lease_keeps_a_station() {
+        let mut rig = Rig::new();
+        rig.lease();
+        let control = rig.network.control_plane().expect("the first one");
+        rig.turn();
+        assert_eq!(events(&control), [tunnel("v")]);
+        rig.send_broadcast();
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [found(&[ADDRESS])]);
+        rig.now += Duration::from_secs(500);
+        rig.turn();
+        assert_eq!(rig.network.switch.stations(rig.now).count(), 0, "it has aged");
+        assert_eq!(events(&control), []);
+        assert!(rig.network.next_deadline().is_some(), "when the lease ends");
+        rig.now += Duration::from_secs(500);
+        rig.turn();
+        assert_eq!(events(&control), [gone()]);
+    }
+
+    /// Goal: a guest that has moved to another host is not held here, neither by the switch nor by
+    /// its lease; if it is heard again, it is back with its address.
+    #[test]
+    fn a_station_that_moved_is_let_go() {
+        let mut rig = Rig::new();
+        rig.lease();
+        let control = rig.network.control_plane().expect("the first one");
+        rig.send_broadcast();
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [tunnel("v"), found(&[ADDRESS])]);
+        assert!(rig.home().is_some());
+        control.change("v", Change::AddStation { mac: MAC, remote: remote(2) }).expect("room");
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [gone()]);
+        assert_eq!((rig.home(), rig.network.switch.stations(rig.now).count()), (None, 0));
+        rig.send_broadcast();
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [found(&[ADDRESS])]);
+    }
+
+    /// Goal: a lease from before the start does not hold a guest that is at another host by now;
+    /// one that was heard but not reported yet stays.
+    #[test]
+    fn a_lease_from_before_the_start_holds_nothing() {
+        for is_heard in [false, true] {
+            let mut rig = Rig::new();
+            rig.lease();
+            let control = rig.network.control_plane().expect("the first one");
+            rig.turn();
+            if is_heard {
+                rig.send_broadcast();
+                let mut cx = Context { memory: &mut rig.memory, ledger: &rig.ledger, now: rig.now };
+                rig.network.turn(true, &mut cx).expect("turned");
+                rig.network.receive(&mut Burst::new(), &mut cx).expect("received");
+            }
+            control.change("v", Change::AddStation { mac: MAC, remote: remote(2) }).expect("room");
+            rig.turn();
+            assert_eq!(rig.home().is_some(), is_heard);
+        }
+    }
+
+    /// Goal: an address that a guest brings along from another host is its own here, too, as soon
+    /// as it is heard, and still when the other host has withdrawn it.
+    #[test]
+    fn a_station_brings_its_address() {
+        let mut rig = Rig::new();
+        let domain = "lan".parse().expect("a name");
+        rig.network.set_services(Services::new(services_config(&Config::default(), &domain, 1)));
+        let control = rig.network.control_plane().expect("the first one");
+        rig.turn();
+        control.change("v", Change::AddStation { mac: MAC, remote: remote(2) }).expect("room");
+        let added = Change::AddAddress { address: ADDRESS, mac: MAC };
+        control.change("v", added).expect("room");
+        rig.turn();
+        assert_eq!(events(&control), [tunnel("v")]);
+        rig.send_broadcast();
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [found(&[ADDRESS])]);
+        control.change("v", Change::DelStation(MAC)).expect("room");
+        control.change("v", Change::DelAddress(ADDRESS)).expect("room");
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [], "nothing has changed");
     }
 
     /// Goal: the changes that undo a change restore what was configured and pushed.

@@ -28,6 +28,11 @@ pub struct EvpnSettings {
     pub hold_seconds: u16,
     /// Signs the segments of all sessions (RFC 2385); the neighbours have it, too.
     pub password: Option<Password>,
+    /// The hosts have the same IPv4 addresses to lease, and each leases its share. False if they
+    /// have pools that do not overlap.
+    pub shares_ipv4_pool: bool,
+    /// The same for IPv6.
+    pub shares_ipv6_pool: bool,
 }
 
 /// A secret that is not shown.
@@ -68,6 +73,8 @@ impl EvpnSettings {
             port: BGP_PORT,
             hold_seconds: HOLD_SECONDS,
             password: None,
+            shares_ipv4_pool: true,
+            shares_ipv6_pool: true,
         }
     }
 

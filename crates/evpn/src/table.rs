@@ -13,6 +13,9 @@
 //! [`station::MOVES_MAX`] moves within [`station::MOVES_TIME`] (RFC 7432 §15.1) the station is a
 //! *duplicate*: moves to or from this host are not followed for [`DUPLICATE_TIME`].
 //!
+//! A station is remembered for [`station::NUMBER_TIME`] after its last route: one that comes back
+//! continues with its number, and at another host with the next one.
+//!
 //! Paths of a neighbour whose session has ended may stay as *stale* paths, until the neighbour has
 //! sent all its routes again.
 //!
@@ -37,7 +40,7 @@ use towpath_net::vxlan::remotes::Change;
 use towpath_net::wire::MacAddr;
 
 use crate::message::{Attributes, Mobility, Route, RouteKey, Update};
-use station::{FloodPath, Local, Moves, Path, Station};
+use station::{FloodPath, Local, Moves, NUMBER_TIME, NUMBERS_MAX, Path, Station};
 
 pub use report::{Counters, RouteCounts, StationReport};
 
@@ -90,6 +93,8 @@ pub(crate) struct Table {
     changes: Vec<(Vni, Change)>,
     /// Duplicates, and when moves are followed again; the earliest first.
     duplicates: VecDeque<(Instant, (Vni, MacAddr))>,
+    /// Stations that are gone, and until when they are remembered; the earliest first.
+    gone: VecDeque<(Instant, (Vni, MacAddr))>,
     paths: usize,
     /// The number of the next network. One that was used lately must not be used again, as a
     /// neighbour may yet have to be told that routes with it are gone.
@@ -116,6 +121,7 @@ impl Table {
             touched: Vec::new(),
             changes: Vec::new(),
             duplicates: VecDeque::new(),
+            gone: VecDeque::new(),
             paths: 0,
             next_number: 1,
             counters: Counters::default(),
@@ -147,6 +153,7 @@ impl Table {
         self.paths -= stations.map(|(_, station)| station.paths.len()).sum::<usize>();
         self.owners.retain(|(of, _), _| *of != vni);
         self.duplicates.retain(|(_, (of, _))| *of != vni);
+        self.gone.retain(|(_, (of, _))| *of != vni);
         self.changes.retain(|(of, _)| *of != vni);
         let own: Vec<OwnRoute> = self.own.keys().filter(|of| of.vni == vni).copied().collect();
         own.into_iter().for_each(|route| self.own_changed(route, None));
@@ -174,7 +181,10 @@ impl Table {
             local.mobility.is_sticky = is_sticky;
             local.addresses = addresses.to_vec();
         } else {
-            let mut sequence = 0;
+            let mut sequence = station.highest;
+            if station.was_elsewhere {
+                sequence = sequence.saturating_add(1);
+            }
             if let Some(best) = station.paths.iter().max_by_key(|path| path.rank()) {
                 if best.mobility.is_sticky && !is_sticky {
                     self.counters.sticky += 1;
@@ -189,9 +199,9 @@ impl Table {
                     }
                     return Err(LearnError::Duplicate);
                 }
-                self.counters.moved_here += 1;
-                sequence = best.mobility.sequence.saturating_add(1);
             }
+            self.counters.moved_here += u64::from(station.was_elsewhere);
+            (station.highest, station.was_elsewhere) = (sequence, false);
             let mobility = Mobility { is_sticky, sequence };
             station.local = Some(Local { mobility, addresses: addresses.to_vec() });
         }
@@ -267,8 +277,9 @@ impl Table {
         }
     }
 
-    /// Follows moves of duplicates again whose time is over.
+    /// Follows moves of duplicates again whose time is over, and forgets stations that are gone.
     pub(crate) fn tick(&mut self, now: Instant) {
+        self.forget_gone(now);
         while let Some((_, key)) = self.duplicates.front().copied().filter(|(at, _)| *at <= now) {
             self.duplicates.pop_front();
             if let Some(station) = self.stations.get_mut(&key) {
@@ -394,6 +405,8 @@ impl Table {
                     vtep,
                     mobility: attributes.mobility,
                 };
+                station.highest = station.highest.max(attributes.mobility.sequence);
+                station.was_elsewhere = true;
                 let same = |path: &&mut Path| {
                     (path.neighbor, path.distinguisher, path.address)
                         == (neighbor, distinguisher, address)
@@ -533,8 +546,25 @@ impl Table {
             }
             self.changes.extend(change.map(|change| (vni, change)));
         }
-        if station.local.is_none() && station.paths.is_empty() && !station.moves.is_duplicate {
-            self.stations.remove(&key);
+        station.gone_until = None;
+        if station.is_gone() {
+            let until = now + NUMBER_TIME;
+            station.gone_until = Some(until);
+            self.gone.push_back((until, key));
+            self.forget_gone(now);
+        }
+    }
+
+    /// Forgets stations that have been gone for long, or that are too many.
+    fn forget_gone(&mut self, now: Instant) {
+        while let Some((until, key)) = self.gone.front().copied()
+            && (until <= now || self.gone.len() > NUMBERS_MAX)
+        {
+            self.gone.pop_front();
+            // It may have come back, and gone again later.
+            if self.stations.get(&key).is_some_and(|of| of.gone_until == Some(until)) {
+                self.stations.remove(&key);
+            }
         }
     }
 

@@ -117,9 +117,13 @@ fn a_partition_heals() {
     world.run(seconds(190));
     assert!(!world.knows(0, mac(2, 0)) && !world.knows(3, mac(1, 0)));
     assert!(world.knows(0, mac(1, 0)) && world.knows(3, mac(2, 0)));
-    // A station of host 0 starts again at host 2, another moves twice within a half. One ends.
+    // A station of host 0 starts again at host 2, another moves twice within a half, one ends, and
+    // one is new in both halves.
+    let twin = mac(9, 9);
     world.learn(2, mac(0, 0));
     world.learn(1, mac(0, 1));
+    world.learn(1, twin);
+    world.learn(3, twin);
     world.run(seconds(1));
     world.learn(0, mac(0, 1));
     world.forget(3, 3);
@@ -130,12 +134,13 @@ fn a_partition_heals() {
     let before = world.traffic().0;
     world.run(seconds(30));
     world.check_agreement();
-    assert_eq!(world.place(3, mac(0, 0)), Some(world::vtep(0)), "the lower VTEP");
-    // The station is at host 2, which hears it again.
-    world.learn(2, mac(0, 0));
+    assert_eq!(world.place(3, mac(0, 0)), Some(world::vtep(2)), "it was there last");
+    assert_eq!(world.place(0, twin), Some(world::vtep(1)), "the lower VTEP");
+    // It is at host 3, which hears it again.
+    world.learn(3, twin);
     world.run(seconds(1));
     world.check_agreement();
-    assert_eq!(world.place(3, mac(0, 0)), Some(world::vtep(2)));
+    assert_eq!(world.place(0, twin), Some(world::vtep(3)));
     let settled = world.traffic().0;
     world.run(seconds(60));
     assert_eq!(world.traffic().0, settled, "nothing goes round");

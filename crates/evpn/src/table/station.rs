@@ -11,6 +11,12 @@ use crate::message::Mobility;
 pub(super) const MOVES_MAX: u8 = 5;
 /// The time within which these moves are counted (RFC 7432 §15.1).
 pub(super) const MOVES_TIME: Duration = Duration::from_secs(180);
+/// How long a station is remembered after its last route. A guest may be silent for as long as a
+/// switch remembers it, and for some times more.
+pub(super) const NUMBER_TIME: Duration = Duration::from_secs(3600);
+/// Most stations without a route that are remembered: two megabytes. The one that has gone first
+/// makes room.
+pub(super) const NUMBERS_MAX: usize = 16_384;
 
 #[derive(Debug)]
 pub(super) struct FloodPath {
@@ -30,6 +36,20 @@ pub(super) struct Station {
     /// The station's IP addresses that the data plane knows.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) moves: Moves,
+    /// The highest sequence number so far. Other speakers ignore a route with a lower one than they
+    /// last saw, also if all routes have been withdrawn since (observed: FRR 8.4).
+    pub(super) highest: u32,
+    /// Another host announced it last.
+    pub(super) was_elsewhere: bool,
+    /// Until when it is remembered, if there is no route.
+    pub(super) gone_until: Option<Instant>,
+}
+
+impl Station {
+    /// True if it is nowhere, and its moves are of no interest.
+    pub(super) fn is_gone(&self) -> bool {
+        self.local.is_none() && self.paths.is_empty() && !self.moves.is_duplicate
+    }
 }
 
 /// A station of this host.

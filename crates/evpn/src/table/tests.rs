@@ -94,7 +94,7 @@ fn the_best_path_is_sticky_then_newest_then_lowest() {
     table.update(0, &gone(14, 1), at(0));
     let expected = [at_host(1, 15), at_host(1, 13), at_host(1, 14), Change::DelStation(mac(1))];
     assert_eq!(changes(&mut table), expected);
-    assert!(table.stations.is_empty() && table.paths == 0);
+    assert!(table.stations.values().all(Station::is_gone) && table.paths == 0);
 }
 
 /// RFC 7432 §15: the new place announces the next number, the old one withdraws.
@@ -113,6 +113,43 @@ fn a_station_that_moves_keeps_one_place() {
     assert_eq!(changes(&mut table), [at_host(1, 12)]);
     assert_eq!(own_mobility(&table, 1), None);
     assert_eq!((table.counters.moved_here, table.counters.moved_away), (1, 1));
+}
+
+/// Goal: a station whose routes have all been withdrawn continues with its number where it was last,
+/// and with the next one at another host, so that speakers that remember the number do not ignore
+/// it; and the memory for that is bounded.
+#[test]
+fn a_station_that_comes_back_continues_with_its_number() {
+    let mut table = table();
+    // This host had it last.
+    table.update(0, &station(12, 1, moved(3)), at(0));
+    table.learn(vni(), mac(1), &[], false, at(1)).unwrap();
+    table.update(0, &gone(12, 1), at(1));
+    table.forget(vni(), mac(1), at(2));
+    assert_eq!(own_mobility(&table, 1), None);
+    table.learn(vni(), mac(1), &[], false, at(300)).unwrap();
+    assert_eq!(own_mobility(&table, 1), Some(moved(4)));
+    // Another host had it last, and withdrew it before it was heard here.
+    table.update(0, &station(12, 2, moved(0)), at(300));
+    table.update(0, &gone(12, 2), at(300));
+    table.learn(vni(), mac(2), &[], false, at(300)).unwrap();
+    assert_eq!(own_mobility(&table, 2), Some(moved(1)));
+    assert_eq!(table.counters.moved_here, 2);
+    // Long after that it is new.
+    table.forget(vni(), mac(2), at(300));
+    table.tick(at(3899));
+    assert!(table.stations.contains_key(&(vni(), mac(2))));
+    table.tick(at(3900));
+    assert!(!table.stations.contains_key(&(vni(), mac(2))));
+    for round in 0..2 * NUMBERS_MAX {
+        let [.., a, b] = (round as u32).to_be_bytes();
+        let route = Route::Station(MacAddr([2, 1, 0, 0, a, b]), None);
+        let announced = vec![(key(12, route), 100)];
+        let attributes = Some(attributes(12, moved(1)));
+        table.update(0, &Update { attributes, announced, ..Update::default() }, at(4000));
+        table.update(0, &Update { withdrawn: vec![key(12, route)], ..Update::default() }, at(4000));
+    }
+    assert_eq!((table.gone.len(), table.stations.len()), (NUMBERS_MAX, 1 + NUMBERS_MAX));
 }
 
 /// Both hosts saw the station first: the lower VTEP keeps it (RFC 7432 §15).
@@ -382,7 +419,7 @@ proptest! {
                 let own = OwnRoute { vni: vni(), number: 1, station: Some((*mac, None)) };
                 prop_assert_eq!(station.local.is_some(), table.own.contains_key(&own));
                 prop_assert!(station.local.is_none() || station.chosen.is_none());
-                prop_assert!(station.local.is_some() || station.chosen.is_some());
+                prop_assert!(station.is_gone() || station.local.is_some() || station.chosen.is_some());
             }
             prop_assert_eq!(paths, table.paths);
             prop_assert!(model.keys().all(|mac| table.stations.contains_key(&(vni(), *mac))));

@@ -2,8 +2,11 @@
 //! the kernel's VXLAN device with FRR.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -16,6 +19,8 @@ pub(crate) fn tests() -> Vec<Test> {
             .needs_root()
             .unless(no_frr),
         Test::new("evpn_with_gobgp", &["nsenter", "gobgpd"], with_gobgp).needs_root(),
+        Test::new("evpn_moves_a_lease", &["nsenter", "gobgpd", "busybox"], moves_a_lease)
+            .needs_root(),
     ]
 }
 
@@ -122,8 +127,19 @@ impl<'a> Lab<'a> {
 
     /// Starts towpath with a tunnel and EVPN on a host, with `more` settings of EVPN.
     fn towpath(&self, there: &Namespace, number: u8, more: &str) -> Network<'a> {
+        self.towpath_with("gateway = false", there, number, more)
+    }
+
+    /// The same with other settings of the network.
+    fn towpath_with(
+        &self,
+        settings: &str,
+        there: &Namespace,
+        number: u8,
+        more: &str,
+    ) -> Network<'a> {
         let text = format!(
-            "gateway = false\n\
+            "{settings}\n\
              [vxlan]\nvni = 100\nlocal = \"192.0.2.{number}\"\nlearn = false\n\
              [evpn]\nas = 65001\nrouter-id = \"192.0.2.{number}\"\nneighbors = [\"192.0.2.1\"]\n\
              {more}\n"
@@ -177,12 +193,51 @@ fn kill(daemon: Process) {
 
 /// Waits until a machine answers another one.
 fn reaches(from: &Machine, to: &Machine, family: Family) {
-    let address = to.address(family).to_string();
+    gets_answers(from, to.address(family));
+}
+
+/// A machine that asks for its address.
+fn client(there: &Namespace, device: &str) -> Machine {
+    let machine = Machine { namespace: Namespace::new(), number: 0 };
+    plug(&machine, there, device);
+    machine
+}
+
+/// Gives a machine the device of a port.
+fn plug(machine: &Machine, there: &Namespace, device: &str) {
+    let holder = machine.namespace.holder().to_string();
+    there.run(|| run("ip", ["link", "set", device, "name", "eth0", "netns", &holder]));
+    machine.namespace.run(|| batch("link set lo up\nlink set eth0 up\n"));
+}
+
+/// Asks for an address, takes it, and returns it.
+fn lease(machine: &Machine) -> IpAddr {
+    let ask = ["udhcpc", "-i", "eth0", "-f", "-n", "-q", "-t", "60", "-T", "1", "-s", "/bin/true"];
+    let output = machine.namespace.run(|| command("busybox", ask).output().expect("busybox"));
+    let shown = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let rest = shown.split_once("lease of ").map(|(_, rest)| rest);
+    let address = rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+    let address: IpAddr = address.unwrap_or_else(|| panic!("{shown}"));
+    machine.namespace.run(|| batch(&format!("address replace {address}/24 dev eth0\n")));
+    address
+}
+
+/// Waits until a machine gets answers from an address.
+fn gets_answers(from: &Machine, address: IpAddr) {
+    let address = address.to_string();
     retry(&format!("an answer of {address}"), || {
         let ping = ["-c", "1", "-W", "2", "-q", &address];
         let output = from.namespace.run(|| command("ping", ping).output().expect("ping"));
         output.status.success().then_some(())
     });
+}
+
+/// Sends something over a connection, and gets it back.
+fn converse(stream: &mut TcpStream, what: &[u8]) {
+    stream.write_all(what).expect("the connection takes it");
+    let mut answer = vec![0; what.len()];
+    stream.read_exact(&mut answer).expect("an echo");
+    assert_eq!(answer, what);
 }
 
 /// The MAC address of a machine.
@@ -335,5 +390,62 @@ fn with_gobgp(host: &mut Host) {
         (!near.run(&["ls", "remotes"]).contains("192.0.2.12")).then_some(())
     });
     near.end();
+    kill(reflector);
+}
+
+/// Port on which a machine echoes.
+const PORT: u16 = 7;
+
+/// Goal: two hosts that share a range lease no address twice. A machine that moves to the other host
+/// keeps its address and its connections: the old host lets it go, the new one leases it the same
+/// address.
+/// Method: the machine gets the device of another port with its link-layer address, as a virtual
+/// machine does that is migrated.
+fn moves_a_lease(host: &mut Host) {
+    let lab = Lab::new(host);
+    let reflector = lab.gobgp_reflector();
+    let [first, second] = [11, 12].map(|number| lab.join(number));
+    let [near, far] = [(&first, 11), (&second, 12)]
+        .map(|(there, number)| lab.towpath_with("", there, number, ""));
+    far.run(&["port", "add", "tap13", "--tap"]);
+    let a = client(&first, "tap11");
+    let [b, c] = ["tap12", "tap13"].map(|device| client(&second, device));
+    let mut leased = [&a, &b, &c].map(lease).to_vec();
+    let (of_a, of_b) = (leased[0], leased[1]);
+    gets_answers(&a, of_b);
+
+    let mut server = b.start("echo-server", &[&PORT.to_string()]);
+    server.wait_for_text("listening");
+    let mut stream = a.namespace.run(|| TcpStream::connect((of_b, PORT))).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+    converse(&mut stream, b"before");
+    let mac = mac_of(&b);
+    b.namespace.run(|| {
+        batch("link set eth0 down\naddress flush dev eth0\nlink set eth0 name old\n");
+    });
+    near.run(&["port", "add", "tap14", "--tap"]);
+    first.run(|| run("ip", ["link", "set", "tap14", "address", &mac]));
+    plug(&b, &first, "tap14");
+    b.namespace.run(|| batch(&format!("address add {of_b}/24 dev eth0\n")));
+    gets_answers(&b, of_a);
+    converse(&mut stream, b"after");
+    // Its address is known to be with it before it has asked.
+    wait_for(&far, "evpn", &[&format!("station {mac} VNI 100 at 192.0.2.11 {of_b}, 1 moves")]);
+    gets_answers(&c, of_b);
+    assert_eq!(lease(&b), of_b);
+    converse(&mut stream, b"afterwards");
+
+    for (network, there, device) in [(&near, &first, "tap15"), (&far, &second, "tap16")] {
+        network.run(&["port", "add", device, "--tap"]);
+        leased.push(lease(&client(there, device)));
+    }
+    let mut distinct = leased.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), leased.len(), "{leased:?}");
+    server.signal(Signal::KILL);
+    server.finish();
+    near.end();
+    far.end();
     kill(reflector);
 }

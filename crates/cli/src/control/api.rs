@@ -347,6 +347,9 @@ fn figures(worker: &Worker<Network>) -> Value {
         (port.name.clone(), object)
     };
     object["stations"] = network.stations.into();
+    if let Some(figures) = evpn::figures(&network) {
+        object["evpn"] = figures;
+    }
     object["ports"] = Value::Object(network.ports.iter().map(with_device).collect());
     if let Some(gateway) = &network.gateway {
         object["gateway"] = counters(gateway);

@@ -1,7 +1,7 @@
-//! `towpath ls evpn`: BGP neighbours and what they have announced.
+//! `towpath ls evpn`: BGP neighbours and what they have announced; and the counters of EVPN.
 
 use serde_json::{Value, json};
-use towpath_gateway::network::Network;
+use towpath_gateway::network::{DeviceReport, Network, NetworkReport, PortReport};
 use towpath_gateway::worker::Worker;
 
 use crate::control::ask::plain;
@@ -53,6 +53,52 @@ pub(crate) fn list(worker: &Worker<Network>) -> Value {
     ];
     all.extend(counters.map(|(counter, count)| json!({ "counter": counter, "count": count })));
     json!({ "evpn": all })
+}
+
+/// Returns the counters of a network's EVPN for `towpath stats`; `None` without it.
+pub(crate) fn figures(network: &NetworkReport) -> Option<Value> {
+    let summary = network.evpn.as_ref()?;
+    let neighbors = summary.sessions.iter().map(|(address, state, messages)| {
+        let object = json!({
+            "state": state.name(),
+            "established": messages.established,
+            "errors": messages.errors,
+            "updates_received": messages.updates_received,
+            "updates_sent": messages.updates_sent,
+        });
+        (address.to_string(), object)
+    });
+    let sessions = summary.states().map(|(state, count)| (state.to_owned(), count.into()));
+    let unused = summary.unused().map(|(why, count)| (why.to_owned(), count.into()));
+    let (counters, routes) = (&summary.counters, &summary.routes);
+    let services = network.services.unwrap_or_default();
+    Some(json!({
+        "sessions": Value::Object(sessions.into_iter().collect()),
+        "neighbors": Value::Object(neighbors.collect()),
+        "received": { "type2": routes.stations_received, "type3": routes.floods_received },
+        "announced": { "type2": routes.stations_announced, "type3": routes.floods_announced },
+        "unused": Value::Object(unused.into_iter().collect()),
+        "malformed": counters.malformed,
+        "moved_here": counters.moved_here,
+        "moved_away": counters.moved_away,
+        "duplicates": counters.duplicates,
+        "frozen": routes.frozen,
+        "sticky": counters.sticky,
+        "resolved": network.ports.iter().filter_map(resolved).sum::<u64>(),
+        "leases": {
+            "conflicts": services.conflicts,
+            "moved_away": services.moved_away,
+            "settling": services.settling,
+        },
+    }))
+}
+
+/// Returns how many ARP requests and neighbour solicitations a VXLAN port has answered.
+pub(crate) fn resolved(port: &PortReport) -> Option<u64> {
+    match &port.device {
+        DeviceReport::Vxlan(counters) => Some(counters.resolved),
+        _ => None,
+    }
 }
 
 /// Returns a line of `towpath ls evpn`.

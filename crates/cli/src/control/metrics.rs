@@ -6,10 +6,12 @@ use std::fmt::{Display, Write as _};
 
 use towpath_gateway::egress::summary::{Bound, Summary};
 use towpath_gateway::native::NativeCounters;
-use towpath_gateway::network::{Attachment, NetworkReport};
+use towpath_gateway::network::{Attachment, EvpnSummary, NetworkReport};
 use towpath_gateway::report::{Report, WorkerShare};
 use towpath_io::confine;
 use towpath_net::switch::PortCounters;
+
+use crate::control::evpn::resolved;
 
 /// A metric family: samples with one name.
 struct Family<'a> {
@@ -25,6 +27,9 @@ pub(crate) fn text(report: &Report, network: Option<&NetworkReport>) -> String {
         ports(&mut out, network);
         let stations = "Stations in the address table of the switch.";
         Family::gauge(&mut out, "towpath_stations", stations).add("", network.stations);
+        if let Some(summary) = &network.evpn {
+            overlay(&mut out, network, summary);
+        }
     }
     let help = "Layers of confinement of this process; 1 if in force.";
     let mut confinement = Family::gauge(&mut out, "towpath_confinement", help);
@@ -162,6 +167,62 @@ fn egress(out: &mut String, summary: &Summary) {
     Family::counter(out, "towpath_egress_audit_lost", help).add("", counters.audit_lost);
 }
 
+fn overlay(out: &mut String, network: &NetworkReport, summary: &EvpnSummary) {
+    let EvpnSummary { sessions, routes, counters } = summary;
+    let help = "Sessions with BGP neighbors, by state.";
+    let mut states = Family::gauge(out, "towpath_evpn_sessions", help);
+    for (state, count) in summary.states() {
+        states.add(&format!("state=\"{state}\""), count);
+    }
+    let help = "UPDATE messages of BGP neighbors.";
+    let mut updates = Family::counter(out, "towpath_evpn_updates", help);
+    for (neighbor, _, messages) in sessions {
+        let label = |direction| format!("neighbor=\"{neighbor}\",direction=\"{direction}\"");
+        updates.add(&label("in"), messages.updates_received);
+        updates.add(&label("out"), messages.updates_sent);
+    }
+    let help = "Sessions that ended because of what the neighbor sent.";
+    let mut errors = Family::counter(out, "towpath_evpn_errors", help);
+    for (neighbor, _, messages) in sessions {
+        errors.add(&format!("neighbor=\"{neighbor}\""), messages.errors);
+    }
+    let help = "EVPN routes in use, by route type.";
+    let mut all = Family::gauge(out, "towpath_evpn_routes", help);
+    all.add("direction=\"in\",type=\"2\"", routes.stations_received);
+    all.add("direction=\"in\",type=\"3\"", routes.floods_received);
+    all.add("direction=\"out\",type=\"2\"", routes.stations_announced);
+    all.add("direction=\"out\",type=\"3\"", routes.floods_announced);
+    let help = "Received EVPN routes that are not in use, by reason.";
+    let mut unused = Family::counter(out, "towpath_evpn_unused_routes", help);
+    for (reason, count) in summary.unused() {
+        unused.add(&format!("reason=\"{reason}\""), count);
+    }
+    let help = "UPDATE messages with invalid attributes.";
+    Family::counter(out, "towpath_evpn_malformed", help).add("", counters.malformed);
+    let help = "Stations that moved to this host and away from it.";
+    let mut moves = Family::counter(out, "towpath_evpn_moves", help);
+    moves.add("direction=\"in\"", counters.moved_here);
+    moves.add("direction=\"out\"", counters.moved_away);
+    let help = "Stations found to be duplicates.";
+    Family::counter(out, "towpath_evpn_duplicates", help).add("", counters.duplicates);
+    let help = "Duplicates whose moves are not followed now.";
+    Family::gauge(out, "towpath_evpn_frozen", help).add("", routes.frozen);
+    let help = "Attempts to use a station here that another host announces as sticky.";
+    Family::counter(out, "towpath_evpn_sticky", help).add("", counters.sticky);
+    let help = "ARP requests and neighbor solicitations that VXLAN ports answered.";
+    let mut answers = Family::counter(out, "towpath_evpn_resolved", help);
+    for (port, count) in network.ports.iter().filter_map(|of| Some((of, resolved(of)?))) {
+        answers.add(&format!("port=\"{}\"", port.name), count);
+    }
+    let leases = network.services.unwrap_or_default();
+    let help = "Addresses that guests of this host and of another were found to lease.";
+    Family::counter(out, "towpath_evpn_lease_conflicts", help).add("", leases.conflicts);
+    let help = "Stations with a lease that moved to another host.";
+    Family::counter(out, "towpath_evpn_leases_moved", help).add("", leases.moved_away);
+    let help = "Requests for addresses before other hosts were known.";
+    Family::counter(out, "towpath_evpn_leases_settling", help).add("", leases.settling);
+}
+
 fn workers(out: &mut String, shares: &[WorkerShare]) {
     let help = "Payload bytes that each worker carried.";
     let mut payload = Family::counter(out, "towpath_worker_bytes", help);
@@ -291,20 +352,26 @@ impl<'a> Family<'a> {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::net::{IpAddr, Ipv4Addr, TcpListener};
     use std::time::Duration;
 
     use serde_json::Value;
     use towpath_gateway::config::Config;
-    use towpath_gateway::network::{Network, NetworkConfig};
+    use towpath_gateway::network::{
+        EvpnSettings, Network, NetworkConfig, PortSettings, VxlanSettings,
+    };
     use towpath_gateway::worker::Worker;
+    use towpath_net::time::Instant;
+    use towpath_net::vxlan::Vni;
 
     use super::*;
+    use crate::control::evpn;
 
     /// The dashboard that the documentation offers.
     const DASHBOARD: &str = include_str!("../../../../docs/grafana.json");
 
-    /// Returns all metrics that there are.
-    fn all() -> String {
+    /// A network without ports.
+    fn network() -> Network {
         let config = NetworkConfig {
             mtu: 1500,
             gateway: None,
@@ -313,7 +380,12 @@ mod tests {
             busy_poll: Duration::ZERO,
             seed: 0,
         };
-        let network = Network::new(config).unwrap();
+        Network::new(config).unwrap()
+    }
+
+    /// Returns all metrics that there are without further options.
+    fn all() -> String {
+        let network = network();
         let worker = Worker::serving(&Config::default(), network, Default::default()).unwrap();
         let mut report = worker.report();
         report.workers = vec![WorkerShare {
@@ -370,5 +442,40 @@ mod tests {
         let missing: Vec<&String> =
             known.iter().filter(|metric| !shown.contains(metric.as_str())).collect();
         assert!(missing.is_empty(), "the dashboard does not show {missing:?}");
+    }
+
+    /// Goal: the counters of EVPN are in both forms, with each session in one state.
+    #[test]
+    fn evpn_is_counted() {
+        let neighbor = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let local = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let vni = Vni::new(100).unwrap();
+        let tunnel = VxlanSettings { local: Some(local), port: 0, ..VxlanSettings::new(vni) };
+        let mut network = network();
+        network.add_port("v", Attachment::Vxlan(tunnel), PortSettings::default()).unwrap();
+        assert!(evpn::figures(&network.report(Instant::START)).is_none(), "it does not run");
+        let settings = EvpnSettings {
+            neighbors: vec![local],
+            port: neighbor.local_addr().unwrap().port(),
+            ..EvpnSettings::new(65001, Ipv4Addr::LOCALHOST)
+        };
+        network.start_evpn(&settings, Box::new(|_, _| {})).unwrap();
+        let report = network.report(Instant::START);
+        let figures = evpn::figures(&report).expect("it runs");
+        let sessions = figures["sessions"].as_object().expect("by state");
+        assert_eq!(sessions.values().filter_map(Value::as_u64).sum::<u64>(), 1, "{figures}");
+        assert_eq!(figures["neighbors"]["127.0.0.1"]["errors"], 0, "{figures}");
+        assert_eq!(figures["resolved"], 0, "{figures}");
+        let worker = Worker::serving(&Config::default(), network, Default::default()).unwrap();
+        let text = text(&worker.report(), Some(&report));
+        for sample in [
+            "towpath_evpn_sessions{state=\"Established\"} 0",
+            "towpath_evpn_updates_total{neighbor=\"127.0.0.1\",direction=\"out\"} 0",
+            "towpath_evpn_routes{direction=\"in\",type=\"2\"} 0",
+            "towpath_evpn_resolved_total{port=\"v\"} 0",
+            "towpath_evpn_lease_conflicts_total 0",
+        ] {
+            assert!(text.lines().any(|line| line == sample), "{sample} in\n{text}");
+        }
     }
 }

@@ -24,7 +24,7 @@
 mod settings;
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,7 +37,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use towpath_evpn::session::{self, Settings as SessionSettings, State};
-use towpath_evpn::{Config, Counters, NeighborReport, Speaker, StationReport};
+use towpath_evpn::{Config, Counters, NeighborReport, RouteCounts, Speaker, StationReport};
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::socket::TcpSocket;
 use towpath_net::switch::PortVlans;
@@ -89,6 +89,17 @@ struct Shared {
     speaker: Mutex<Speaker>,
     neighbors: Vec<SocketAddr>,
     started: std::time::Instant,
+}
+
+/// Counters of a control plane.
+#[derive(Clone, Debug)]
+pub struct EvpnSummary {
+    /// Neighbours, in the order of the settings, with the states of their sessions and what passed.
+    pub sessions: Vec<(IpAddr, State, session::Counters)>,
+    /// How many routes there are now.
+    pub routes: RouteCounts,
+    /// What happened to routes.
+    pub counters: Counters,
 }
 
 /// What a control plane knows, for reports.
@@ -158,6 +169,62 @@ impl Evpn {
         let mut stations: Vec<_> = speaker.stations().collect();
         stations.sort_unstable_by_key(|station| (station.vni, station.mac));
         EvpnReport { neighbors: neighbors.collect(), stations, counters: speaker.counters() }
+    }
+}
+
+impl Evpn {
+    /// What is counted. Waits as [`Self::report`] does, and walks no routes.
+    pub fn summary(&self) -> EvpnSummary {
+        let speaker = self.shared.speaker();
+        let session = |(index, address): (usize, &SocketAddr)| {
+            (address.ip(), speaker.state(index), speaker.messages(index))
+        };
+        EvpnSummary {
+            sessions: self.shared.neighbors.iter().enumerate().map(session).collect(),
+            routes: speaker.route_counts(),
+            counters: speaker.counters(),
+        }
+    }
+}
+
+impl EvpnSummary {
+    /// Returns how many sessions are in each state, by the state's name.
+    pub fn states(&self) -> [(&'static str, usize); State::ALL.len()] {
+        State::ALL.map(|state| (state.name(), self.in_state(state)))
+    }
+
+    fn in_state(&self, state: State) -> usize {
+        self.sessions.iter().filter(|(_, of, _)| *of == state).count()
+    }
+
+    /// Returns why received routes are not in use, with the number of routes.
+    pub fn unused(&self) -> [(&'static str, u64); 5] {
+        let Counters { ignored, own, foreign, unusable, full, .. } = self.counters;
+        [
+            ("ignored", ignored),
+            ("own", own),
+            ("foreign", foreign),
+            ("unusable", unusable),
+            ("full", full),
+        ]
+    }
+}
+
+impl Display for EvpnSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sessions, routes, counters, .. } = self;
+        write!(
+            f,
+            "{} of {} sessions, {} routes received, {} announced, {} moves, {} duplicates, {} \
+             frozen",
+            self.in_state(State::Established),
+            sessions.len(),
+            routes.stations_received + routes.floods_received,
+            routes.stations_announced + routes.floods_announced,
+            counters.moved_here + counters.moved_away,
+            counters.duplicates,
+            routes.frozen
+        )
     }
 }
 

@@ -13,6 +13,7 @@ use towpath_packet::Caps;
 
 use super::Network;
 use super::config::{Attachment, PortSettings};
+use super::evpn::{Evpn, EvpnSummary};
 use super::vxlan::VxlanCounters;
 use crate::services::{self, Services};
 
@@ -27,6 +28,8 @@ pub struct NetworkReport {
     pub gateway: Option<PortCounters>,
     /// Packets for the gateway that were dropped for lack of memory.
     pub gateway_no_memory: u64,
+    /// Counters of BGP EVPN, if it runs.
+    pub evpn: Option<EvpnSummary>,
     /// Counters of the services.
     pub services: Option<services::Counters>,
     /// Number of stations that the switch knows.
@@ -105,6 +108,9 @@ impl fmt::Display for NetworkReport {
                 services.advertisements,
                 services.names_answered
             )?;
+        }
+        if let Some(evpn) = &self.evpn {
+            write!(f, "\nevpn              {evpn}")?;
         }
         for port in &self.ports {
             write!(f, "\n{port}")?;
@@ -239,6 +245,7 @@ impl Network {
             gateway,
             gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
             stations: self.switch.stations(now).count(),
+            evpn: self.evpn.as_ref().map(Evpn::summary),
             services: self.services.as_ref().map(Services::counters),
         }
     }

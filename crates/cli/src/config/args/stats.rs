@@ -36,8 +36,13 @@ use crate::exit;
 /// `packets`: `from_program`, `to_program`, the super-packets among them, and `retransmitted`.
 /// `taken`: packets and frames of memory in use. `dropped`: by reason. `workers`, with several
 /// workers: these counters for each, `handed_over` packets, and `flows_taken` over from other
-/// workers. For `up` also `stations` (in the address table of the switch), and `ports`: for each,
-/// packets, bytes and drops. Later versions may add names.
+/// workers. For `up` also `stations` (in the address table of the switch), `ports`: for each,
+/// packets, bytes and drops, and, with BGP EVPN, `evpn`: `sessions` by state and `neighbors`,
+/// routes `received` and `announced` by type and those that are `unused` by reason, `malformed`
+/// messages, stations that `moved_here` and `moved_away`, `duplicates` and those that are `frozen`
+/// now, `sticky` ones, requests for addresses that were answered here (`resolved`), and `leases`:
+/// `conflicts` with other hosts, guests that `moved_away`, and requests while hosts were
+/// `settling`. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

@@ -402,7 +402,8 @@ impl Network {
 impl Subscriber {
     /// When something has to be reported that was put off, or a lease ends.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        earliest([self.is_behind.then_some(self.next), self.lease_ends])
+        let lease_ends = self.lease_ends.map(|end| end.max(self.next));
+        earliest([self.is_behind.then_some(self.next), lease_ends])
     }
 
     /// True if the VXLAN port is in the VLAN that the gateway and its services are in.

@@ -10,7 +10,7 @@ use towpath_net::vxlan::remotes::Change;
 use towpath_net::wire::MacAddr;
 
 use super::Services;
-use super::leases::Leases;
+use super::leases::{Lease, Leases, State};
 
 /// An address that guests of two hosts lease, as after hosts had lost each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,8 @@ impl Services {
             Change::AddAddress { address, mac } => {
                 let leases = self.leases_mut(address)?;
                 let conflict = leases.elsewhere.bind(address, mac, now).then(|| {
-                    let lease = leases.holder(address, now).filter(|lease| lease.mac != mac)?;
+                    let is_other = |lease: &&Lease| lease.state == State::Bound && lease.mac != mac;
+                    let lease = leases.holder(address, now).filter(is_other)?;
                     let (port, is_lost) = (lease.port?, leases.is_lost(address, lease));
                     Some(Conflict { address, port, here: lease.mac, there: mac, is_lost })
                 });

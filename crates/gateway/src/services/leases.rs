@@ -345,11 +345,15 @@ impl Leases {
         self.bound(now).find(|(_, lease)| lease.mac == mac).and_then(|(_, lease)| lease.port)
     }
 
-    /// Returns true if a lease of this host conflicts with that of another host, which has
-    /// precedence: the station there has the lower address. Static leases stay.
+    /// Returns true if another host has leased the address, too, and this host's lease yields: it is
+    /// an offer, or the station there has the lower address. Static leases stay.
     pub(super) fn is_lost(&self, address: IpAddr, lease: &Lease) -> bool {
-        let other = self.elsewhere.announced(address);
-        !matches!(lease.client, Client::Static(_)) && other.is_some_and(|mac| mac < lease.mac)
+        let yields = |mac: MacAddr| match lease.state {
+            State::Bound => mac < lease.mac,
+            State::Offered | State::Declined => mac != lease.mac,
+        };
+        !matches!(lease.client, Client::Static(_))
+            && self.elsewhere.announced(address).is_some_and(yields)
     }
 
     /// Returns the lease of a client, current or expired: at its port, or one whose port is gone.

@@ -83,6 +83,19 @@ fn hosts_lease_their_shares() {
     assert_eq!(given.len(), 90, "the pool of the configuration");
 }
 
+/// Goal: an address that was offered here and is leased by another host meanwhile is not given out,
+/// whichever station has the lower address; an offer is no conflict.
+#[test]
+fn an_offer_yields_to_a_lease() {
+    for other in [1, 3] {
+        let mut bench = bench(1, &[]);
+        let offered = discover(&mut bench, vm(2)).expect("an offer");
+        assert_eq!(hear(&mut bench, announced(vm(other), offered), false), None);
+        assert_eq!(reboot(&mut bench, vm(2), offered), Some(MessageType::Nak));
+        assert_ne!(lease(&mut bench, vm(2)), offered);
+    }
+}
+
 /// Goal: a host that does not know the others yet serves only clients whose address it knows.
 #[test]
 fn a_host_waits_until_it_knows_the_others() {

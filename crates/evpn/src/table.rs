@@ -98,7 +98,7 @@ pub(crate) struct Table {
     gone: VecDeque<(Instant, (Vni, MacAddr))>,
     paths: usize,
     /// The number of the next network. One that was used lately must not be used again, as a
-    /// neighbour may yet have to be told that routes with it are gone.
+    /// neighbour may not know yet that routes with it are gone.
     next_number: u16,
     counters: Counters,
 }

@@ -396,9 +396,9 @@ fn with_gobgp(host: &mut Host) {
 /// Port on which a machine echoes.
 const PORT: u16 = 7;
 
-/// Goal: two hosts that share a range lease no address twice. A machine that moves to the other host
-/// keeps its address and its connections: the old host lets it go, the new one leases it the same
-/// address.
+/// Goal: two hosts that share a range lease no address twice. A machine that moves to the other
+/// host keeps its address and its connections: the old host lets it go, the new one leases it the
+/// same address.
 /// Method: the machine gets the device of another port with its link-layer address, as a virtual
 /// machine does that is migrated.
 fn moves_a_lease(host: &mut Host) {

@@ -147,8 +147,8 @@ fn a_partition_heals() {
     assert!(settled - before < 100, "{}", settled - before);
 }
 
-/// RFC 7432 §15.1. Goal: two machines with one address stop to cause messages, and the address moves
-/// again when one of them is gone.
+/// RFC 7432 §15.1. Goal: two machines with one address stop to cause messages, and the address
+/// moves again when one of them is gone.
 #[test]
 fn a_flapping_station_is_frozen_and_recovers() {
     let mut world = World::new(Size { hosts: 3, stations: 3, reflectors: 1 });
@@ -168,7 +168,7 @@ fn a_flapping_station_is_frozen_and_recovers() {
         world.run(seconds(1));
     }
     assert_eq!(world.traffic().0, frozen, "no move, no message");
-    // One is gone; the other is heard when its time is over.
+    // One is gone; the other sends when its time is over.
     world.run(crate::table::DUPLICATE_TIME);
     world.learn(1, twin);
     world.run(seconds(1));

@@ -10,8 +10,8 @@
 //! Each VXLAN port takes part that ends at the address of this host that the others have, also one
 //! that is added while this runs.
 //!
-//! [`SETTLE`] after the first session has begun, or [`ALONE`] after the start if none has, all other
-//! hosts are known that can be, and the services give addresses to new clients.
+//! [`SETTLE`] after the first session has begun, or [`ALONE`] after the start if none has, all
+//! other hosts are known that can be, and the services give addresses to new clients.
 //!
 //! While changes wait for the network, no neighbour is read, so that TCP slows them down. A station
 //! that the speaker refuses, as a duplicate or because another host has it as one that never
@@ -24,7 +24,7 @@
 mod settings;
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,7 +37,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use towpath_evpn::session::{self, Settings as SessionSettings, State};
-use towpath_evpn::{Config, Counters, NeighborReport, RouteCounts, Speaker, StationReport};
+use towpath_evpn::{Config, Counters, NeighborReport, Speaker, StationReport};
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::socket::TcpSocket;
 use towpath_net::switch::PortVlans;
@@ -50,6 +50,7 @@ use towpath_packet::ring::Doorbell;
 
 use super::member::Member;
 use super::remotes::{ControlEvent, ControlPlane};
+use super::report::EvpnSummary;
 use super::{Attachment, Network, VxlanSettings};
 
 pub use settings::{EvpnError, EvpnSettings, Password, vtep};
@@ -62,7 +63,7 @@ const READ_BYTES: usize = 64 << 10;
 const RETRY: Duration = Duration::from_secs(10);
 const BUSY: Duration = Duration::from_millis(10);
 
-/// How long hosts that start together may take to hear of each other, once one of them has a session:
+/// How long hosts that start together may take to know of each other, once one has a session:
 /// two attempts to connect.
 const SETTLE: Duration = Duration::from_secs(10);
 const _: () = assert!(SETTLE.as_secs() >= 2 * session::RETRY.as_secs());
@@ -89,17 +90,6 @@ struct Shared {
     speaker: Mutex<Speaker>,
     neighbors: Vec<SocketAddr>,
     started: std::time::Instant,
-}
-
-/// Counters of a control plane.
-#[derive(Clone, Debug)]
-pub struct EvpnSummary {
-    /// Neighbours, in the order of the settings, with the states of their sessions and what passed.
-    pub sessions: Vec<(IpAddr, State, session::Counters)>,
-    /// How many routes there are now.
-    pub routes: RouteCounts,
-    /// What happened to routes.
-    pub counters: Counters,
 }
 
 /// What a control plane knows, for reports.
@@ -187,49 +177,8 @@ impl Evpn {
     }
 }
 
-impl EvpnSummary {
-    /// Returns how many sessions are in each state, by the state's name.
-    pub fn states(&self) -> [(&'static str, usize); State::ALL.len()] {
-        State::ALL.map(|state| (state.name(), self.in_state(state)))
-    }
-
-    fn in_state(&self, state: State) -> usize {
-        self.sessions.iter().filter(|(_, of, _)| *of == state).count()
-    }
-
-    /// Returns why received routes are not in use, with the number of routes.
-    pub fn unused(&self) -> [(&'static str, u64); 5] {
-        let Counters { ignored, own, foreign, unusable, full, .. } = self.counters;
-        [
-            ("ignored", ignored),
-            ("own", own),
-            ("foreign", foreign),
-            ("unusable", unusable),
-            ("full", full),
-        ]
-    }
-}
-
-impl Display for EvpnSummary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sessions, routes, counters, .. } = self;
-        write!(
-            f,
-            "{} of {} sessions, {} routes received, {} announced, {} moves, {} duplicates, {} \
-             frozen",
-            self.in_state(State::Established),
-            sessions.len(),
-            routes.stations_received + routes.floods_received,
-            routes.stations_announced + routes.floods_announced,
-            counters.moved_here + counters.moved_away,
-            counters.duplicates,
-            routes.frozen
-        )
-    }
-}
-
 impl Network {
-    /// Lets BGP EVPN control the VXLAN ports, those that come later included. A thread calls `tell`.
+    /// Lets BGP EVPN control the VXLAN ports, also those that come later. A thread calls `tell`.
     ///
     /// # Errors
     /// [`EvpnError`]; nothing was started.

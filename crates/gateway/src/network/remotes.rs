@@ -759,7 +759,7 @@ mod tests {
     }
 
     /// Goal: a guest that has moved to another host is not held here, neither by the switch nor by
-    /// its lease; if it is heard again, it is back with its address.
+    /// its lease; if it sends again, it is back with its address.
     #[test]
     fn a_station_that_moved_is_let_go() {
         let mut rig = Rig::new();
@@ -803,7 +803,7 @@ mod tests {
     }
 
     /// Goal: an address that a guest brings along from another host is its own here, too, as soon
-    /// as it is heard, and still when the other host has withdrawn it.
+    /// as it sends, and still when the other host has withdrawn it.
     #[test]
     fn a_station_brings_its_address() {
         let mut rig = Rig::new();

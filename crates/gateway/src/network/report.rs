@@ -1,7 +1,10 @@
 //! Counters of a network.
 
 use std::fmt;
+use std::net::IpAddr;
 
+use towpath_evpn::session::{self, State};
+use towpath_evpn::{Counters, RouteCounts};
 use towpath_io::stream::StreamCounters;
 use towpath_io::tap::TapCounters;
 use towpath_io::uplink::{UplinkCounters, Way};
@@ -13,7 +16,6 @@ use towpath_packet::Caps;
 
 use super::Network;
 use super::config::{Attachment, PortSettings};
-use super::evpn::{Evpn, EvpnSummary};
 use super::vxlan::VxlanCounters;
 use crate::services::{self, Services};
 
@@ -91,6 +93,58 @@ pub enum DeviceReport {
     Uplink(UplinkCounters, Way),
     /// A VXLAN port.
     Vxlan(VxlanCounters),
+}
+
+/// Counters of a control plane.
+#[derive(Clone, Debug)]
+pub struct EvpnSummary {
+    /// Neighbours, in the order of the settings, with the states of their sessions and what passed.
+    pub sessions: Vec<(IpAddr, State, session::Counters)>,
+    /// How many routes there are now.
+    pub routes: RouteCounts,
+    /// What happened to routes.
+    pub counters: Counters,
+}
+
+impl EvpnSummary {
+    /// Returns how many sessions are in each state, by the state's name.
+    pub fn states(&self) -> [(&'static str, usize); State::ALL.len()] {
+        State::ALL.map(|state| (state.name(), self.in_state(state)))
+    }
+
+    fn in_state(&self, state: State) -> usize {
+        self.sessions.iter().filter(|(_, of, _)| *of == state).count()
+    }
+
+    /// Returns why received routes are not in use, with the number of routes.
+    pub fn unused(&self) -> [(&'static str, u64); 5] {
+        let Counters { ignored, own, foreign, unusable, full, .. } = self.counters;
+        [
+            ("ignored", ignored),
+            ("own", own),
+            ("foreign", foreign),
+            ("unusable", unusable),
+            ("full", full),
+        ]
+    }
+}
+
+impl fmt::Display for EvpnSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sessions, routes, counters, .. } = self;
+        write!(
+            f,
+            "{} of {} sessions, {} routes received, {} announced, {} moves, {} duplicates, {} \
+             frozen",
+            self.in_state(State::Established),
+            sessions.len(),
+            routes.stations_received + routes.floods_received,
+            routes.stations_announced + routes.floods_announced,
+            counters.moved_here + counters.moved_away,
+            counters.duplicates,
+            routes.frozen
+        )
+    }
 }
 
 impl fmt::Display for NetworkReport {
@@ -245,7 +299,7 @@ impl Network {
             gateway,
             gateway_no_memory: self.gateway.as_ref().map_or(0, |gateway| gateway.no_memory),
             stations: self.switch.stations(now).count(),
-            evpn: self.evpn.as_ref().map(Evpn::summary),
+            evpn: self.evpn().map(|evpn| evpn.summary()),
             services: self.services.as_ref().map(Services::counters),
         }
     }

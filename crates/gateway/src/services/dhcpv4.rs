@@ -3,8 +3,8 @@
 //! It is authoritative: the only server of its network. So it refuses a request at once for an
 //! address that it would not lease, and grants a free address that it has no record of, as after a
 //! restart. With other hosts in the network, it is one server for each of them, and they divide the
-//! addresses ([`super::elsewhere`]). Messages that do not come from the station that they name, or that came through a
-//! relay, are dropped and counted.
+//! addresses ([`super::elsewhere`]). Messages that do not come from the station that they name, or
+//! that came through a relay, are dropped and counted.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

@@ -5,14 +5,14 @@
 //!
 //! A *binding* says which station of another host has an address. No one else gets this address,
 //! and the station gets it if it asks here. If a binding is withdrawn, the address may still be in
-//! use: the other host may have failed, or the station may have moved to this host and renews later.
+//! use: the other host may have failed, or the station may have moved here and renews later.
 //! So it stays for the lease time, in which the lease that it stands for ends.
 //!
 //! The *share* of a host are the addresses that it may give to new clients. It is computed, not
 //! negotiated: of all hosts that are known, that one has an address whose hash with the address is
 //! the highest (rendezvous hashing). All hosts that know of each other agree; if a host comes or
-//! goes, only its own addresses change hands. A host that is gone counts for the lease time, so that
-//! hosts that have lost each other do not lease each other's addresses.
+//! goes, only its own addresses change hands. A host that is gone counts for the lease time, so
+//! that hosts that have lost each other do not lease each other's addresses.
 //! [evpn.md](../../../../docs/theory/evpn.md) has the reasons and the bounds.
 //!
 //! # Limits

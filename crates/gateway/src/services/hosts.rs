@@ -40,8 +40,8 @@ impl fmt::Display for Conflict {
 
 impl Services {
     /// Shares the pools of these IP versions with other hosts from now on: this host, whose tunnels
-    /// end at `own`, gives new clients only the addresses that fall to it. Until [`Self::settle`] it
-    /// gives new clients none.
+    /// end at `own`, gives new clients only the addresses that fall to it. Until [`Self::settle`]
+    /// it gives new clients none.
     pub fn share(&mut self, own: IpAddr, ipv4: bool, ipv6: bool) {
         let shared =
             [self.leases_v4.as_mut().filter(|_| ipv4), self.leases_v6.as_mut().filter(|_| ipv6)];

@@ -345,8 +345,8 @@ impl Leases {
         self.bound(now).find(|(_, lease)| lease.mac == mac).and_then(|(_, lease)| lease.port)
     }
 
-    /// Returns true if another host has leased the address, too, and this host's lease yields: it is
-    /// an offer, or the station there has the lower address. Static leases stay.
+    /// Returns true if another host has leased the address, too, and this host's lease yields: it
+    /// is an offer, or the station there has the lower address. Static leases stay.
     pub(super) fn is_lost(&self, address: IpAddr, lease: &Lease) -> bool {
         let yields = |mac: MacAddr| match lease.state {
             State::Bound => mac < lease.mac,

@@ -138,7 +138,7 @@ impl World {
         self.hosts[host].is_dead = true;
     }
 
-    /// Nothing passes between a host and a reflector, and neither is told.
+    /// Nothing passes between a host and a reflector, and neither notices.
     pub(super) fn cut(&mut self, host: usize, reflector: usize) {
         let link = &mut self.hosts[host].links[reflector];
         *link = Link { is_open: link.is_open, is_cut: true, ..Link::default() };

@@ -31,7 +31,7 @@ pub struct EvpnSettings {
     /// The hosts have the same IPv4 addresses to lease, and each leases its share. False if they
     /// have pools that do not overlap.
     pub shares_ipv4_pool: bool,
-    /// The same for IPv6.
+    /// The hosts have the same IPv6 addresses to lease, and each leases its share.
     pub shares_ipv6_pool: bool,
 }
 

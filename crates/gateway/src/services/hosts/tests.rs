@@ -166,7 +166,7 @@ fn an_address_of_a_host_that_failed_is_kept() {
 }
 
 /// Goal: two hosts that have leased one address agree on the guest that keeps it; the other one is
-/// refused when it renews, and gets another address. It is told and counted once.
+/// refused when it renews, and gets another address. It is reported and counted once.
 #[test]
 fn a_conflict_ends_at_the_renewal() {
     let [mut low, mut high] = [1, 2].map(|number| bench(number, &[]));

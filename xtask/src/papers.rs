@@ -92,6 +92,7 @@ overload, errors | 7 | x | events kernel_overload_errors | plain epoll
 overload in process, answers |  | x | events overload | readiness
 reads of 40 KiB, disk, time |  | x | events file_read_40KiB_depth_4_cpu | pread
 the same, past the cache | 0 % of 5 % | x | events file_read_40KiB_depth_4_direct_cpu | pread
+pages remapped, time | 5 to 20 | x | events kernel_receive_mapped_cpu_thread | read
 speed while captured |  | x | events capture_all | no capture
 the same, of tcpdump |  | x | events capture_all | tcpdump
 ";

@@ -71,11 +71,12 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         true => Some(worker.inside_mut().departure().context("cannot make an event")?),
         false => None,
     };
+    let mut control = serve::announce(control, messages);
+    // Who waits for this may use the control socket next.
     match worker.inside().port_count() {
         0 => messages.notice("the network has no ports; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),
     }
-    let mut control = serve::announce(control, messages);
     confinement.isolate()?;
     serve::take_policies(control.as_mut(), worker.egress())?;
     if let Err(error) = vhost_user::prepare() {

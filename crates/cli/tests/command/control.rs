@@ -452,6 +452,21 @@ fn silence_is_waited_for_without_blocking() {
     }
 }
 
+/// Goal: who has read that the network serves can ask it.
+#[test]
+fn it_can_be_asked_once_it_serves() {
+    let folder = Folder::new("serves");
+    let mut command = towpath(["up", "--no-gateway", "-v", "--stream"]);
+    command.arg(format!("a={}", folder.0.join("a.sock").display()));
+    command.env("XDG_RUNTIME_DIR", &folder.0).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut running = Guard(command.spawn().unwrap());
+    let said = BufReader::new(running.0.stderr.take().unwrap());
+    assert!(said.lines().map_while(Result::ok).any(|line| line.contains("serving 1 ports")));
+    let network = Network { folder, running };
+    assert!(network.socket().exists());
+    assert_eq!(network.names(), ["a"]);
+}
+
 /// Goal: after descriptors ran out, requests are answered again once there are some.
 #[test]
 fn without_descriptors_it_is_tried_again() {

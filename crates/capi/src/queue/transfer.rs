@@ -141,7 +141,8 @@ impl Route for Buffered {
         received
     }
 
-    /// Passes bytes to the stream, or asks for an access to the file, which tells what has arrived.
+    /// Passes bytes to the stream, or asks for an access to the file. The result of the access says
+    /// how many bytes have arrived.
     fn pass(&mut self, waker: &Waker) -> Outcome<usize> {
         if self.is_empty() || self.is_accessing() {
             return Err(Errno::AGAIN);

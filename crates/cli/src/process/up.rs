@@ -72,7 +72,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
         false => None,
     };
     let mut control = serve::announce(control, messages);
-    // Who waits for this may use the control socket next.
+    // A reader of this message may use the control socket next.
     match worker.inside().port_count() {
         0 => messages.notice("the network has no ports; add one with `towpath port add`"),
         count => messages.detail(format_args!("serving {count} ports")),

@@ -32,7 +32,11 @@ impl Network {
         command.arg("--stream").arg(format!("a={}", a.display()));
         command.arg("--stream").arg(format!("b={}", b.display()));
         command.env("XDG_RUNTIME_DIR", &folder.0).stdin(Stdio::null());
-        let running = Guard(command.spawn().unwrap());
+        Self::serving(folder, Guard(command.spawn().unwrap()))
+    }
+
+    /// Waits until a network that has been started answers.
+    pub(super) fn serving(folder: Folder, running: Guard) -> Self {
         let network = Self { folder, running };
         wait_for("the control socket", || UnixStream::connect(network.socket()).is_ok());
         // It has its name before all descriptors are open; its answer shows that they are.
@@ -452,7 +456,7 @@ fn silence_is_waited_for_without_blocking() {
     }
 }
 
-/// Goal: who has read that the network serves can ask it.
+/// Goal: the network answers requests once it says that it serves.
 #[test]
 fn it_can_be_asked_once_it_serves() {
     let folder = Folder::new("serves");

@@ -40,11 +40,7 @@ fn start(workers: usize) -> Network {
     }
     // With an arena for each thread, the size of the process would depend on their timing.
     command.env("XDG_RUNTIME_DIR", &folder.0).env("MALLOC_ARENA_MAX", "1").stdin(Stdio::null());
-    let running = Guard(command.spawn().unwrap());
-    let network = Network { folder, running };
-    wait_for("the control socket", || UnixStream::connect(network.socket()).is_ok());
-    network.ports();
-    network
+    Network::serving(folder, Guard(command.spawn().unwrap()))
 }
 
 /// Returns a frame between these stations.

@@ -61,8 +61,14 @@ pub(super) fn unsupported() -> Option<String> {
 
 /// Returns the static test program.
 fn program(host: &Host) -> PathBuf {
-    let source = host.write("program.c", include_str!("native/program.c"));
-    let program = host.file("program");
+    built(host, "program", include_str!("native/program.c"))
+}
+
+/// Builds a static program in C.
+fn built(host: &Host, name: &str, source: &str) -> PathBuf {
+    host.write("check.h", include_str!("native/check.h"));
+    let source = host.write(&format!("{name}.c"), source);
+    let program = host.file(name);
     let words = ["-O2", "-static", "-pthread", "-o"].map(OsString::from);
     let paths = [program.clone().into(), source.into()];
     Process::start(command("gcc", words.into_iter().chain(paths))).finish().success();

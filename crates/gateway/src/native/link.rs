@@ -5,11 +5,11 @@
 //! question. The supervisor does not wait for the gateway: what it asks for, a [`Request`], begins
 //! with the number 0, and so does what the gateway says about that.
 //!
-//! With a policy the supervisor asks for a verdict about each connection, and reports the end of
-//! those that were admitted, many in one message, and not again before the gateway has taken that.
-//! The gateway tells which ones a new policy withdraws, each once. So all that can be on the way to
-//! the gateway fits its buffer, and the supervisor never waits; the gateway may, for the supervisor
-//! to read.
+//! With a policy the supervisor asks for a verdict about each connection. It reports the ends of
+//! those that were admitted, many in one message, and sends the next such message when the gateway
+//! has taken the last one. The gateway names the connections that a new policy withdraws, each
+//! once. So all messages on the way to the gateway fit its buffer, and the supervisor never waits.
+//! The gateway may wait until the supervisor reads.
 
 use super::judge::{FlowEnd, Judge, NativeVerdict};
 use super::table::{Ended, NativeCounters, Table, state_name};
@@ -433,7 +433,7 @@ fn flow_end(&[number, is_known, out, into]: &[u64; END_WORDS]) -> FlowEnd {
 
 /// Sends a message of the gateway that is no question.
 fn tell(channel: BorrowedFd<'_>, words: &[u64]) {
-    // The supervisor reads everything before long; if it has gone, its channel tells.
+    // The supervisor reads everything before long. If it has gone, the channel is readable.
     let _ = send(channel, &bytes(words), SendFlags::NOSIGNAL);
 }
 
@@ -583,7 +583,7 @@ mod tests {
         assert_eq!(receive(theirs.as_fd()).unwrap().asked, Asked::Stop(PublishId(9)));
     }
 
-    /// Goal: what is said about connections that are judged arrives, and is answered.
+    /// Goal: questions about connections and reports of their ends arrive, and are answered.
     #[test]
     fn connections_are_judged() {
         let (ours, theirs) = towpath_io::namespace::channel::Channel::pair().unwrap();

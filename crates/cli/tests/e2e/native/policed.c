@@ -21,21 +21,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                  \
-    do {                                                                                  \
-        if (!(condition)) {                                                               \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, strerror(errno));  \
-            exit(1);                                                                      \
-        }                                                                                 \
-    } while (0)
+#include "check.h"
 
 enum { TURNS = 1000 };
 
 static struct sockaddr_in allowed, forbidden;
-
-static int join(int fd, const void *address, socklen_t length) {
-    return connect(fd, (const struct sockaddr *)address, length);
-}
 
 static int opened(int family, int type) {
     int fd = socket(family, type, 0);

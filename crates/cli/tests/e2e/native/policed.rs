@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::super::support::{
     Host, OUTSIDE_V4, Process, Server, Stats, TOWPATH, Test, Towpath, command, echo, retry,
 };
-use super::asked;
+use super::{asked, built};
 
 pub(super) fn tests() -> Vec<Test> {
     vec![
@@ -136,11 +136,7 @@ fn policed(host: &mut Host) {
     let witness = Witness::start(host);
     let file = host.write("policy.toml", policy(""));
     let audit = host.file("audit.jsonl");
-    let source = host.write("policed.c", include_str!("policed.c"));
-    let program = host.file("policed");
-    let words = ["-O2", "-static", "-pthread", "-o"].map(OsString::from);
-    let paths = [program.clone().into(), source.into()];
-    Process::start(command("gcc", words.into_iter().chain(paths))).finish().success();
+    let program = built(host, "policed", include_str!("policed.c"));
     let path = host.file("given");
     let listener = UnixListener::bind(&path).expect("a folder");
     let giving = thread::spawn(move || give_socket(&listener));
@@ -168,7 +164,7 @@ fn policed(host: &mut Host) {
     assert!(ended.iter().any(|end| end["bytes_out"] == 8), "{ended:?}");
 }
 
-/// Opens native connections and one of the interface, and tells what has become of them.
+/// Opens native connections and one of the interface, and prints how each of them ended.
 const SCRIPT: &str = "\
 import errno, socket, sys
 def connect(port):

@@ -20,13 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                  \
-    do {                                                                                  \
-        if (!(condition)) {                                                               \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, strerror(errno));  \
-            exit(1);                                                                      \
-        }                                                                                 \
-    } while (0)
+#include "check.h"
 
 static struct sockaddr_in server;
 static int count;
@@ -35,10 +29,6 @@ static struct sockaddr_in at(const char *address, int port) {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
     CHECK(inet_pton(AF_INET, address, &to.sin_addr) == 1);
     return to;
-}
-
-static int join(int fd, const void *address, socklen_t length) {
-    return connect(fd, (const struct sockaddr *)address, length);
 }
 
 static int opened(int flags) {

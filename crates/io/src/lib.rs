@@ -6,15 +6,16 @@
 //! `stream` that receives one frame in many small reads, and an AF_XDP `uplink` that sends.
 //!
 //! Unsafe code is allowed in `sys` and `process_sys` (one safe function per system call), in
-//! `vhost_user::{shared, memory, sigbus}` (memory that guests write), in `sealed` (mappings that no
-//! process can write), in `large_pages` (blocks of a mapping), in `events::ring` (buffers that the
-//! kernel uses until an operation completes), in `uplink::calls` (system calls of uplinks) and in
-//! `uplink::umem` (memory and rings of AF_XDP sockets).
+//! `gather` (pins of foreign memory that a call reads), in `vhost_user::{shared, memory, sigbus}`
+//! (memory that guests write), in `sealed` (mappings that no process can write), in `large_pages`
+//! (blocks of a mapping), in `events::ring` (buffers that the kernel uses until an operation
+//! completes), in `uplink::calls` (system calls of uplinks) and in `uplink::umem` (memory and rings
+//! of AF_XDP sockets).
 //!
-//! The modules are ordered, and each uses only modules before it: `{doorbell, filter, large_pages,
-//! log_files, mount, outside, process_sys, random, receive, sealed, sys} → {direct, endpoint,
-//! netlink, reactor, socket, tap} → {namespace, pcapng, stream, thread, uplink} → {confine, events,
-//! vhost_user} → {fuzz, native}`.
+//! The modules are ordered, and each uses only modules before it: `gather → {doorbell, filter,
+//! large_pages, log_files, mount, outside, process_sys, random, receive, sealed, sys} → {direct,
+//! endpoint, netlink, reactor, socket, tap} → {namespace, pcapng, stream, thread, uplink} →
+//! {confine, events, vhost_user} → {fuzz, native}`.
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "confine"), allow(dead_code, reason = "only this feature has a broker"))]
 
@@ -27,6 +28,7 @@ pub mod events;
 pub mod filter;
 #[doc(hidden)]
 pub mod fuzz;
+mod gather;
 pub mod large_pages;
 pub mod log_files;
 pub mod mount;

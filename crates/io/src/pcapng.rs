@@ -14,8 +14,9 @@
 //!
 //! Limit: [`SNAP_BYTES_MAX`]. Specification: draft-ietf-opsawg-pcapng.
 
+use crate::gather::Gather;
 use crate::outside;
-use crate::sys::{self, Gather};
+use crate::sys;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;

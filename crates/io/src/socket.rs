@@ -33,8 +33,9 @@ pub use tcp::{Received, TCP_KEY_BYTES_MAX, TcpListener, TcpSocket, UnconnectedTc
 pub use tunnel::{HEADS_MAX, Heads, HeadsReceived, Part, SEND_PARTS_MAX, path_mtu};
 pub use udp::{Datagram, DatagramsReceived, IpFields, Sent, UdpSocket};
 
+use crate::gather::Gather;
 use crate::outside;
-use crate::sys::{self, Gather};
+use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};

@@ -26,8 +26,9 @@ mod port;
 
 pub use port::{StreamPort, StreamPortError};
 
+use crate::gather::Gather;
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
-use crate::sys::{self, Gather};
+use crate::sys;
 use crate::tap::{FRAME_BYTES_MAX, Traffic};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;

@@ -33,9 +33,10 @@ pub use error::TapError;
 pub use features::Features;
 pub use self_test::{Reason, Report, SelfTest, self_test, self_test_patiently};
 
+use crate::gather::Gather;
 use crate::outside::{self, Answer, Wanted};
 use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
-use crate::sys::{self, Gather};
+use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

@@ -6,7 +6,8 @@
 
 use super::message::{ADDRESS_BYTES, AddressBytes, ControlToSend, decode_address};
 use super::{IpFields, SEND_FLAGS, UdpSocket, open, set_int};
-use crate::sys::{self, Gather};
+use crate::gather::Gather;
+use crate::sys;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};

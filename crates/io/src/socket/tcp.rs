@@ -12,8 +12,9 @@
 use super::lent::{Lent, Returns};
 use super::zerocopy::{enable_lending, take_return};
 use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, bind_as_is, gather_pieces, local, open, unmapped};
+use crate::gather::Gather;
 use crate::receive::{FRAMES_MAX, RECEIVE_BYTES_MAX, ReceiveBuffer, empty_slices};
-use crate::sys::{self, Gather};
+use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};

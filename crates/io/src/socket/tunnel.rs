@@ -13,9 +13,10 @@ use super::message::{
 };
 use super::udp::{Sent, UDP_SEGMENT, UdpSocket, gro_size, is_soft};
 use super::{SEND_FLAGS, open, set_int};
+use crate::gather::Gather;
 use crate::process_sys::socket_option;
 use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
-use crate::sys::{self, Gather};
+use crate::sys;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};

@@ -10,8 +10,9 @@ use super::message::{
 };
 use super::{SEND_FLAGS, SEND_PIECES_MAX, SocketErrorEvent, bind, error_queue, gather_pieces};
 use super::{local, open, set_int};
+use crate::gather::Gather;
 use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
-use crate::sys::{self, Gather};
+use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};

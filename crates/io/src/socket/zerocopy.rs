@@ -8,7 +8,8 @@
 
 use super::message::{ADDRESS_BYTES, Control, array, control_messages};
 use super::set_int;
-use crate::sys::{self, Gather};
+use crate::gather::Gather;
+use crate::sys;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::io;

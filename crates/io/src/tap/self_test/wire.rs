@@ -4,7 +4,8 @@
 //! suspended for longer than that; packets that arrived meanwhile are in time.
 
 use super::{Reason, SETTLE_STEP, SETTLE_TIME_MAX, STEP_TIME_MAX, TIME_MAX};
-use crate::sys::{self, Gather};
+use crate::gather::Gather;
+use crate::sys;
 use crate::tap::{FRAME_BYTES_MAX, READS_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;

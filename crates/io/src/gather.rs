@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use towpath_packet::{Piece, Pinned};
+use towpath_packet::{Packet, Piece, Pinned};
 
 /// Addresses and lengths for a call that reads memory: up to `N` parts, on the stack. Foreign
 /// memory among them is pinned and cannot return to its lender meanwhile.
@@ -55,6 +55,12 @@ impl<'a, const N: usize> Gather<'a, N> {
     /// Adds a piece by address; false if all parts are in use.
     pub(crate) fn push_piece(&mut self, piece: &'a Piece) -> bool {
         self.push_piece_range(piece, 0..piece.len())
+    }
+
+    /// Adds the headers and pieces of a packet; false if all parts are in use.
+    pub(crate) fn push_packet(&mut self, packet: &'a Packet) -> bool {
+        self.push_bytes(packet.wire_headers())
+            && packet.pieces().all(|piece| self.push_piece(piece))
     }
 
     /// Adds these bytes of a piece by address; false if all parts are in use.

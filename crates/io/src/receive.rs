@@ -3,6 +3,7 @@
 //! The size of a read is not known beforehand. [`ReceiveBuffer`] offers one small frame followed by
 //! large ones. After the read, exactly the frames that were filled become pieces, and the others
 //! stay for the next read. A datagram or an ACK therefore takes one small frame and no more.
+//! [`receive_packets`] fills a burst by such reads.
 //!
 //! Invariants: the large frames fill their array from the front without gaps; frames that are
 //! offered stay in place between [`prepare`](ReceiveBuffer::prepare) and
@@ -10,8 +11,9 @@
 //! [`LARGE_FRAMES_MAX`].
 
 use std::io::IoSliceMut;
+use towpath_packet::burst::BURST_MAX;
 use towpath_packet::pool::{LARGE_FRAME_BYTES, LARGE_FRAMES_PER_PACKET, SMALL_FRAME_BYTES};
-use towpath_packet::{Frame, Memory, Piece};
+use towpath_packet::{Burst, Frame, Input, Memory, Packet, Piece};
 
 /// Most large frames offered to one read: two super-packets of a stream.
 pub const LARGE_FRAMES_MAX: usize = 2 * LARGE_FRAMES_PER_PACKET;
@@ -19,6 +21,48 @@ pub const LARGE_FRAMES_MAX: usize = 2 * LARGE_FRAMES_PER_PACKET;
 pub const FRAMES_MAX: usize = 1 + LARGE_FRAMES_MAX;
 /// Most bytes offered to one read.
 pub const RECEIVE_BYTES_MAX: usize = SMALL_FRAME_BYTES + LARGE_FRAMES_MAX * LARGE_FRAME_BYTES;
+/// Most reads of [`receive_packets`]: a burst, and three times as many without a packet.
+pub const READS_MAX: usize = 4 * BURST_MAX;
+
+/// Outcome of an attempt to read one packet.
+pub(crate) enum Read {
+    /// The packet is complete.
+    Packet,
+    /// There is no packet, as one was dropped or a signal came; there may be more to read.
+    Again,
+    /// The device is empty.
+    Empty,
+    /// No frames are free.
+    NoMemory,
+}
+
+/// Fills a burst by calls of `read`, each of which fills an empty packet: until the device is
+/// empty, the burst is full, memory is short, or after [`READS_MAX`] calls.
+///
+/// # Errors
+/// The first one of `read`. The burst has the packets read before.
+pub(crate) fn receive_packets<E>(
+    burst: &mut Burst,
+    memory: &mut Memory,
+    mut read: impl FnMut(&mut Memory, &mut Packet) -> Result<Read, E>,
+) -> Result<Input, E> {
+    let mut spare = None;
+    for _ in 0..READS_MAX {
+        if burst.is_full() {
+            break;
+        }
+        let Some(mut packet) = spare.take().or_else(|| memory.packet()) else {
+            return Ok(Input::NoMemory);
+        };
+        match read(memory, &mut packet)? {
+            Read::Packet => burst.push(packet).expect("the burst has room"),
+            Read::Again => spare = Some(packet),
+            Read::Empty => break,
+            Read::NoMemory => return Ok(Input::NoMemory),
+        }
+    }
+    Ok(Input::Done)
+}
 
 /// Frames offered to reads; see the module documentation.
 #[derive(Default)]

@@ -108,14 +108,9 @@ fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<
 /// Adds pieces until all are added or the parts are full; false in the latter case.
 fn gather_pieces<'a, 'p: 'a, const N: usize>(
     gather: &mut Gather<'a, N>,
-    pieces: impl Iterator<Item = &'p Piece>,
+    mut pieces: impl Iterator<Item = &'p Piece>,
 ) -> bool {
-    for piece in pieces {
-        if !gather.push_piece(piece) {
-            return false;
-        }
-    }
-    true
+    pieces.all(|piece| gather.push_piece(piece))
 }
 
 #[cfg(test)]

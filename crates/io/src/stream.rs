@@ -299,10 +299,7 @@ impl Stream {
             }
             parts_left -= parts;
             *length = (packet.len() as u32).to_be_bytes();
-            let mut fits = gather.push_bytes(length) && gather.push_bytes(packet.wire_headers());
-            for piece in packet.pieces() {
-                fits &= gather.push_piece(piece);
-            }
+            let fits = gather.push_bytes(length) && gather.push_packet(packet);
             assert!(fits, "the parts were counted");
         }
         gather.advance(self.sent);

@@ -20,7 +20,7 @@
 //!
 //! Register the file level-triggered: [`Device::receive`] may return before the device is empty.
 //!
-//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`]. Specification: virtio 1.2
+//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`](crate::receive::READS_MAX). Specification: virtio 1.2
 //! §5.1.6, Linux `Documentation/networking/tuntap.rst`.
 
 mod counters;
@@ -35,13 +35,12 @@ pub use self_test::{Reason, Report, SelfTest, self_test, self_test_patiently};
 
 use crate::gather::Gather;
 use crate::outside::{self, Answer, Wanted};
-use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
+use crate::receive::{FRAMES_MAX, Read, ReceiveBuffer, empty_slices, receive_packets};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io::IoSliceMut;
-use towpath_packet::burst::BURST_MAX;
 use towpath_packet::offload::VirtioHeaderError;
 use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::{
@@ -55,8 +54,6 @@ pub const FRAME_BYTES_MAX: usize = 14 + 4 + 65_535;
 pub const GSO_BYTES_MAX: u32 = 14 + 65_535;
 /// Packets of one kind refused in a row before their feature is withdrawn.
 pub const REFUSALS_MAX: u8 = 3;
-/// Most reads per [`Device::receive`]: a burst, and three times as many drops.
-pub const READS_MAX: usize = 4 * BURST_MAX;
 
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
@@ -218,14 +215,14 @@ impl Tap {
         sys::tun_name(self.fd.as_fd()).map_err(TapError::from_use)
     }
 
-    /// Reads one packet into `packet`. `Err` carries the error of the read call.
-    fn read_packet(&mut self, memory: &mut Memory, packet: &mut Packet) -> Result<Read, Errno> {
+    /// Reads one packet into `packet`.
+    fn read_packet(&mut self, memory: &mut Memory, packet: &mut Packet) -> Result<Read, TapError> {
         let offered = self.buffer.prepare(memory, READ_BYTES);
         if offered == 0 {
             return Ok(Read::NoMemory);
         }
         let mut header = VirtioTunnelHeader::default();
-        let bytes = {
+        let result = {
             let mut slices: [IoSliceMut<'_>; READ_SLICES] = empty_slices();
             slices[0] = IoSliceMut::new(&mut header.0[..self.header_len]);
             let mut count = 1 + self.buffer.slices(&mut slices[1..]);
@@ -234,11 +231,21 @@ impl Tap {
                 count += 1;
             }
             self.counters.received.calls += 1;
-            rustix::io::readv(&self.fd, &mut slices[..count])?
+            rustix::io::readv(&self.fd, &mut slices[..count])
+        };
+        let bytes = match result {
+            Ok(bytes) => bytes,
+            Err(Errno::AGAIN) => return Ok(Read::Empty),
+            Err(Errno::INTR) => return Ok(Read::Again),
+            Err(Errno::INVAL) => {
+                self.counters.receive_lost += 1;
+                return Ok(Read::Again);
+            }
+            Err(errno) => return Err(TapError::from_use(errno)),
         };
         let Some(frame_bytes) = bytes.checked_sub(self.header_len) else {
             self.counters.receive_short += 1;
-            return Ok(Read::Dropped);
+            return Ok(Read::Again);
         };
         Ok(self.accept(frame_bytes, offered, header, packet))
     }
@@ -262,11 +269,11 @@ impl Tap {
         };
         if let Some(counter) = drop_reason {
             *counter += 1;
-            return Read::Dropped;
+            return Read::Again;
         }
         let Ok(offload) = self.decode(&header) else {
             self.counters.receive_bad_header += 1;
-            return Read::Dropped;
+            return Read::Again;
         };
         self.buffer.take(bytes, |piece| {
             packet.push_piece(piece).expect("a packet has room for the frames of one read");
@@ -292,10 +299,7 @@ impl Tap {
         let header = VirtioTunnelHeader::encode(packet.offload(), hint);
         let header = &header.0[..self.header_len];
         let mut gather: Gather<'_, WRITE_PARTS> = Gather::new();
-        let mut fits = gather.push_bytes(header) && gather.push_bytes(headers);
-        for piece in packet.pieces() {
-            fits &= gather.push_piece(piece);
-        }
+        let fits = gather.push_bytes(header) && gather.push_packet(packet);
         assert!(fits, "there is a part for the headers and each piece of a packet");
         self.counters.transmitted.calls += 1;
         sys::write_gather(self.fd.as_fd(), &gather)
@@ -345,32 +349,12 @@ impl Device for Tap {
     }
 
     fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, TapError> {
-        let mut spare = None;
-        for _ in 0..READS_MAX {
-            if burst.is_full() {
-                break;
-            }
-            let Some(mut packet) = spare.take().or_else(|| cx.memory.packet()) else {
-                self.counters.receive_paused += 1;
-                return Ok(Input::NoMemory);
-            };
-            match self.read_packet(cx.memory, &mut packet) {
-                Ok(Read::Packet) => burst.push(packet).expect("the burst has room"),
-                Ok(Read::Dropped) => spare = Some(packet),
-                Ok(Read::NoMemory) => {
-                    self.counters.receive_paused += 1;
-                    return Ok(Input::NoMemory);
-                }
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR) => spare = Some(packet),
-                Err(Errno::INVAL) => {
-                    self.counters.receive_lost += 1;
-                    spare = Some(packet);
-                }
-                Err(errno) => return Err(TapError::from_use(errno)),
-            }
+        let input =
+            receive_packets(burst, cx.memory, |memory, packet| self.read_packet(memory, packet))?;
+        if input == Input::NoMemory {
+            self.counters.receive_paused += 1;
         }
-        Ok(Input::Done)
+        Ok(input)
     }
 
     fn transmit(&mut self, burst: &mut Burst, _: &mut Context<'_>) -> Result<(), TapError> {
@@ -405,13 +389,6 @@ impl Device for Tap {
     fn rest(&mut self) {
         self.buffer.clear();
     }
-}
-
-/// Outcome of one read.
-enum Read {
-    Packet,
-    Dropped,
-    NoMemory,
 }
 
 /// Kinds of packets that the kernel may refuse separately.

@@ -18,16 +18,17 @@
 //! so is each packet read; none is delivered truncated. No call blocks or allocates. One thread at
 //! a time.
 //!
-//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`]. Sources: packet(7), linux/if_packet.h.
+//! Limits: [`FRAME_BYTES_MAX`], [`READS_MAX`](crate::receive::READS_MAX). Sources: packet(7),
+//! linux/if_packet.h.
 
 use super::calls;
 use super::counters::UplinkCounters;
 use super::error::{Problem, Step, UplinkError};
 use super::open::{self, Opened};
 use crate::gather::Gather;
-use crate::receive::{FRAMES_MAX, ReceiveBuffer, empty_slices};
+use crate::receive::{FRAMES_MAX, Read, ReceiveBuffer, empty_slices, receive_packets};
 use crate::sys;
-use crate::tap::{FRAME_BYTES_MAX, Features, GSO_BYTES_MAX, Kind, READS_MAX, REFUSALS_MAX};
+use crate::tap::{FRAME_BYTES_MAX, Features, GSO_BYTES_MAX, Kind, REFUSALS_MAX};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send, sockopt};
@@ -106,15 +107,20 @@ impl PacketSocket {
         self.is_up
     }
 
-    /// Reads one packet into `packet`. `Err` carries the error of the call.
-    fn read_packet(&mut self, memory: &mut Memory, packet: &mut Packet) -> Result<Read, Errno> {
+    /// Reads one packet into `packet`.
+    fn read_packet(
+        &mut self,
+        memory: &mut Memory,
+        packet: &mut Packet,
+        now: Instant,
+    ) -> Result<Read, UplinkError> {
         let offered = self.buffer.prepare(memory, FRAME_BYTES_MAX);
         if offered == 0 {
             return Ok(Read::NoMemory);
         }
         let mut header = VirtioHeader::default();
         let mut control = [0; CONTROL_BYTES];
-        let received = {
+        let result = {
             let mut slices: [IoSliceMut<'_>; READ_SLICES] = empty_slices();
             slices[0] = IoSliceMut::new(&mut header.0[..HEADER_BYTES]);
             let count = 1 + self.buffer.slices(&mut slices[1..]);
@@ -125,7 +131,21 @@ impl PacketSocket {
                 &mut [],
                 &mut control,
                 0,
-            )?
+            )
+        };
+        let received = match result {
+            Ok(received) => received,
+            Err(Errno::AGAIN) => return Ok(Read::Empty),
+            Err(Errno::INTR) => return Ok(Read::Again),
+            Err(Errno::INVAL) => {
+                self.counters.receive_lost += 1;
+                return Ok(Read::Again);
+            }
+            Err(Errno::NETDOWN) => {
+                self.lost(now)?;
+                return Ok(Read::Again);
+            }
+            Err(errno) => return Err(self.failed(errno)),
         };
         let beside = Beside::parse(&control[..received.control_len]);
         if let Some(count) = beside.overrun {
@@ -146,15 +166,15 @@ impl PacketSocket {
         let bytes = bytes.saturating_sub(HEADER_BYTES);
         if is_cut {
             self.counters.receive_no_memory += 1;
-            return Read::Dropped;
+            return Read::Again;
         }
         if bytes < ETHERNET_BYTES {
             self.counters.receive_short += 1;
-            return Read::Dropped;
+            return Read::Again;
         }
         let Ok(mut offload) = header.decode() else {
             self.counters.receive_bad_header += 1;
-            return Read::Dropped;
+            return Read::Again;
         };
         if let Some(tag) = tag {
             let start = self.buffer.start_mut();
@@ -181,10 +201,7 @@ impl PacketSocket {
         let hint = if headers.len() < ETHERNET_BYTES { 0 } else { headers.len() };
         let header = native(VirtioHeader::encode(packet.offload(), hint));
         let mut gather: Gather<'_, WRITE_PARTS> = Gather::new();
-        let mut fits = gather.push_bytes(&header.0[..HEADER_BYTES]) && gather.push_bytes(headers);
-        for piece in packet.pieces() {
-            fits &= gather.push_piece(piece);
-        }
+        let fits = gather.push_bytes(&header.0[..HEADER_BYTES]) && gather.push_packet(packet);
         assert!(fits, "there is a part for the headers and each piece of a packet");
         self.counters.transmitted.calls += 1;
         sys::send_gather(self.socket.as_fd(), &gather, &[], &[], libc::MSG_DONTWAIT).map(drop)
@@ -263,36 +280,14 @@ impl Device for PacketSocket {
     }
 
     fn receive(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<Input, UplinkError> {
-        let mut spare = None;
-        for _ in 0..READS_MAX {
-            if burst.is_full() {
-                break;
-            }
-            let Some(mut packet) = spare.take().or_else(|| cx.memory.packet()) else {
-                self.counters.receive_paused += 1;
-                return Ok(Input::NoMemory);
-            };
-            match self.read_packet(cx.memory, &mut packet) {
-                Ok(Read::Packet) => burst.push(packet).expect("the burst has room"),
-                Ok(Read::Dropped) => spare = Some(packet),
-                Ok(Read::NoMemory) => {
-                    self.counters.receive_paused += 1;
-                    return Ok(Input::NoMemory);
-                }
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR) => spare = Some(packet),
-                Err(Errno::INVAL) => {
-                    self.counters.receive_lost += 1;
-                    spare = Some(packet);
-                }
-                Err(Errno::NETDOWN) => {
-                    self.lost(cx.now)?;
-                    spare = Some(packet);
-                }
-                Err(errno) => return Err(self.failed(errno)),
-            }
+        let now = cx.now;
+        let input = receive_packets(burst, cx.memory, |memory, packet| {
+            self.read_packet(memory, packet, now)
+        })?;
+        if input == Input::NoMemory {
+            self.counters.receive_paused += 1;
         }
-        Ok(Input::Done)
+        Ok(input)
     }
 
     fn transmit(&mut self, burst: &mut Burst, cx: &mut Context<'_>) -> Result<(), UplinkError> {
@@ -331,13 +326,6 @@ impl Device for PacketSocket {
     fn rest(&mut self) {
         self.buffer.clear();
     }
-}
-
-/// Outcome of one read.
-enum Read {
-    Packet,
-    Dropped,
-    NoMemory,
 }
 
 impl Beside {

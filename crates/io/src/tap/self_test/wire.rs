@@ -5,8 +5,9 @@
 
 use super::{Reason, SETTLE_STEP, SETTLE_TIME_MAX, STEP_TIME_MAX, TIME_MAX};
 use crate::gather::Gather;
+use crate::receive::READS_MAX;
 use crate::sys;
-use crate::tap::{FRAME_BYTES_MAX, READS_MAX};
+use crate::tap::FRAME_BYTES_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 use std::cell::Cell;

@@ -217,10 +217,12 @@ fn run_denied(
 /// Asserts that the policy has refused a question for this name.
 #[track_caller]
 fn assert_refused(records: &[Value], name: &str) {
-    let reason = "no rule allows this name";
     assert_recorded(
         records,
-        &json!({"verdict": "deny", "rule": "default", "reason": reason, "names": [name]}),
+        &json!({
+            "verdict": "deny", "rule": "default", "reason": "no rule allows it", "names": [name],
+            "transport": "dns",
+        }),
     );
 }
 

@@ -8,6 +8,7 @@
 //! disk. What cannot be written is lost and counted, and tried again after `RETRY`.
 
 use crate::egress::name::Name;
+use crate::egress::policy::Reason;
 use crate::egress::rule::FlowTo;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -248,14 +249,19 @@ fn missing(count: u64, at: Duration) -> String {
 }
 
 impl Record {
-    /// Returns the record of a question that was refused.
-    pub(super) fn question(guest: Option<String>, name: Option<&Name>) -> Self {
+    /// Returns the record of a question for a name that was refused by `rule`.
+    pub(super) fn question(
+        guest: Option<String>,
+        name: Option<&Name>,
+        rule: &str,
+        reason: Reason,
+    ) -> Self {
         Self {
             guest,
             to: None,
             verdict: "deny",
-            rule: "default".to_owned(),
-            reason: Some("no rule allows this name".to_owned()),
+            rule: rule.to_owned(),
+            reason: Some(reason.to_string()),
             names: name.map(Name::to_string).into_iter().collect(),
             greeting: None,
             is_native: false,
@@ -354,9 +360,12 @@ mod tests {
         let line = record.line(Duration::ZERO);
         assert!(line.contains(r#","path":"native","port":443,"#), "{line}");
         assert!(line.ends_with(",\"bytes_out\":null,\"bytes_in\":null,\"seconds\":0.000}\n"));
-        let question = Record::question(None, Some(&"a.example".parse().unwrap()));
-        assert!(
-            question.line(Duration::ZERO).contains(r#""transport":"dns","names":["a.example"]"#)
+        let name = "a.example".parse().unwrap();
+        let question = Record::question(None, Some(&name), "ads", Reason::Rule);
+        assert_eq!(
+            question.line(Duration::ZERO),
+            "{\"time\":0.000,\"verdict\":\"deny\",\"rule\":\"ads\",\"reason\":\"denied by a rule\",\
+             \"transport\":\"dns\",\"names\":[\"a.example\"]}\n"
         );
     }
 

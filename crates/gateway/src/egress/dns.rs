@@ -74,7 +74,7 @@ impl Refusal {
     fn error(self) -> (u16, &'static str) {
         match self {
             // Blocked; Not Ready, which asks for patience.
-            Self::Policy => (15, "egress policy: no rule allows this name"),
+            Self::Policy => (15, "egress policy: this name is not allowed"),
             Self::Closed => (15, "egress policy: the name leads to a closed address"),
             Self::Rate => (14, "egress policy: too many questions; ask again later"),
         }
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!((packet.questions.len(), packet.answers.len()), (1, 0));
         let [option] = &packet.opt().unwrap().opt_codes[..] else { panic!("one option") };
         assert_eq!((option.code, &option.data[..2]), (EXTENDED_ERROR, &[0, 15][..]));
-        assert!(option.data.ends_with(b"no rule allows this name"));
+        assert!(option.data.ends_with(b"this name is not allowed"));
         let plain = query("a.example", TYPE::A, false);
         let refused = refuse(&plain, &question(&plain).unwrap(), Refusal::Rate);
         assert!(Packet::parse(&refused).unwrap().opt().is_none());

@@ -228,9 +228,13 @@ impl Policy {
         self.verdict(opinion, self.floor(flow.address, is_host))
     }
 
-    /// Returns true if a rule allows flows to this name, on some port: it may be looked up. Rules
-    /// for networks allow no names.
-    pub fn may_resolve(&self, name: &Name, unix_time: u64) -> bool {
+    /// Judges a question for the addresses of a name: it may be asked if a rule allows flows to the
+    /// name, on some port. Rules for networks allow no names. `unix_time` is in seconds since
+    /// 1970-01-01 UTC.
+    ///
+    /// # Errors
+    /// Why it may not be asked, and the rule that denies it; none for the default.
+    pub fn judge_question(&self, name: &Name, unix_time: u64) -> Result<(), (RuleNumber, Reason)> {
         let is_resolver = self.has_floors && is_resolver_name(name);
         // A denying rule for some ports leaves the others to later rules.
         let decides = |number: u32| {
@@ -242,8 +246,18 @@ impl Policy {
             true => first_rule(once(self.index.for_exactly(name)), decides),
             false => first_rule(self.lists_for(name), decides),
         };
-        let default = if is_resolver { Action::Deny } else { self.default };
-        self.rule(first).map_or(default, |rule| rule.action) == Action::Allow
+        match self.rule(first).map(|rule| rule.action) {
+            Some(Action::Allow) => Ok(()),
+            Some(Action::Deny) => Err((first, Reason::Rule)),
+            None if is_resolver => Err((None, Reason::Resolver)),
+            None if self.default == Action::Allow => Ok(()),
+            None => Err((None, Reason::Default)),
+        }
+    }
+
+    /// Returns true if a question for this name [may be asked](Self::judge_question).
+    pub fn may_resolve(&self, name: &Name, unix_time: u64) -> bool {
+        self.judge_question(name, unix_time).is_ok()
     }
 
     /// Returns true if a rule for this name, on any port, also allows closed addresses.
@@ -427,7 +441,8 @@ mod tests {
         assert_eq!(judge(&policy, flow, &both), Verdict::Greeting);
         assert_eq!(named(&policy, flow, "a.example", &both), Verdict::Allow(Some(1)));
         assert!(policy.may_resolve(&"a.example".parse().unwrap(), 0));
-        assert!(!policy.may_resolve(&"ads.example".parse().unwrap(), 0));
+        let asked = policy.judge_question(&"ads.example".parse().unwrap(), 0);
+        assert_eq!(asked, Err((Some(0), Reason::Rule)));
     }
 
     #[test]

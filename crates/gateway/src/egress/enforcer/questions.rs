@@ -8,6 +8,7 @@ use crate::egress::dns::{self, Refusal, Response};
 use crate::egress::name::Name;
 use crate::egress::pins::Guest;
 use crate::egress::places::Bucket;
+use crate::egress::policy::Reason;
 use std::net::IpAddr;
 use towpath_net::time::Instant;
 
@@ -33,27 +34,19 @@ impl Enforcer {
         if state.policies.of(guest).is_none() {
             return Message::Pass;
         }
-        let refusal = match dns::question(question) {
-            None => return state.count_refused(Message::Drop),
-            Some(asked) if !state.may_ask(guest, now) => {
-                dns::refuse(question, &asked, Refusal::Rate)
-            }
-            Some(asked) => match &asked.name {
-                Some(name) if state.may_resolve(guest, name) => {
-                    return match dns::is_answered_empty(&asked) {
-                        true => Message::Answer(dns::empty(question, &asked)),
-                        false => Message::Pass,
-                    };
-                }
-                name => {
-                    if let Some(audit) = &state.audit {
-                        audit.put(&Record::question(state.port_name(guest), name.as_ref()));
-                    }
-                    dns::refuse(question, &asked, Refusal::Policy)
-                }
-            },
+        let Some(asked) = dns::question(question) else {
+            return state.count_refused(Message::Drop);
         };
-        state.count_refused(Message::Answer(refusal))
+        let refusal = if !state.may_ask(guest, now) {
+            Refusal::Rate
+        } else if !state.judge_question(guest, asked.name.as_ref()) {
+            Refusal::Policy
+        } else if dns::is_answered_empty(&asked) {
+            return Message::Answer(dns::empty(question, &asked));
+        } else {
+            return Message::Pass;
+        };
+        state.count_refused(Message::Answer(dns::refuse(question, &asked, refusal)))
     }
 
     /// Judges the answer of a resolver to a guest, and remembers the addresses in it.
@@ -92,6 +85,19 @@ impl State {
     /// Returns true if a guest may ask for the name.
     fn may_resolve(&self, guest: Guest, name: &Name) -> bool {
         self.policies.of(guest).is_some_and(|policy| policy.may_resolve(name, unix_time()))
+    }
+
+    /// Returns true if a guest may ask for the name, which is `None` if it is none of a host. A
+    /// refusal is recorded.
+    fn judge_question(&self, guest: Guest, name: Option<&Name>) -> bool {
+        let Some(policy) = self.policies.of(guest) else { return true };
+        let no_host = (None, Reason::Default);
+        let judged = name.ok_or(no_host).and_then(|name| policy.judge_question(name, unix_time()));
+        if let (Err((rule, reason)), Some(audit)) = (judged, &self.audit) {
+            let rule = policy.rule_id(rule);
+            audit.put(&Record::question(self.port_name(guest), name, rule, reason));
+        }
+        judged.is_ok()
     }
 
     fn count_refused(&mut self, message: Message) -> Message {

@@ -352,7 +352,7 @@ impl<'a> Family<'a> {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
-    use std::net::{IpAddr, Ipv4Addr, TcpListener};
+    use std::net::{Ipv4Addr, TcpListener};
     use std::time::Duration;
 
     use serde_json::Value;
@@ -370,8 +370,8 @@ mod tests {
     /// The dashboard that the documentation offers.
     const DASHBOARD: &str = include_str!("../../../../docs/grafana.json");
 
-    /// A network without ports.
-    fn network() -> Network {
+    /// A network with a VXLAN port, whose other hosts EVPN has yet to find.
+    fn network(neighbor: &TcpListener) -> Network {
         let config = NetworkConfig {
             mtu: 1500,
             gateway: None,
@@ -380,12 +380,25 @@ mod tests {
             busy_poll: Duration::ZERO,
             seed: 0,
         };
-        Network::new(config).unwrap()
+        let mut network = Network::new(config).unwrap();
+        let to = neighbor.local_addr().unwrap();
+        let vni = Vni::new(100).unwrap();
+        let tunnel = VxlanSettings { local: Some(to.ip()), port: 0, ..VxlanSettings::new(vni) };
+        network.add_port("v", Attachment::Vxlan(tunnel), PortSettings::default()).unwrap();
+        assert!(evpn::figures(&network.report(Instant::START)).is_none(), "it does not run");
+        let settings = EvpnSettings {
+            neighbors: vec![to.ip()],
+            port: to.port(),
+            ..EvpnSettings::new(65001, Ipv4Addr::LOCALHOST)
+        };
+        network.start_evpn(&settings, Box::new(|_, _| {})).unwrap();
+        network
     }
 
-    /// Returns all metrics that there are without further options.
+    /// Returns all metrics that there are.
     fn all() -> String {
-        let network = network();
+        let neighbor = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let network = network(&neighbor);
         let worker = Worker::serving(&Config::default(), network, Default::default()).unwrap();
         let mut report = worker.report();
         report.workers = vec![WorkerShare {
@@ -448,26 +461,14 @@ mod tests {
     #[test]
     fn evpn_is_counted() {
         let neighbor = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let local = IpAddr::from(Ipv4Addr::LOCALHOST);
-        let vni = Vni::new(100).unwrap();
-        let tunnel = VxlanSettings { local: Some(local), port: 0, ..VxlanSettings::new(vni) };
-        let mut network = network();
-        network.add_port("v", Attachment::Vxlan(tunnel), PortSettings::default()).unwrap();
-        assert!(evpn::figures(&network.report(Instant::START)).is_none(), "it does not run");
-        let settings = EvpnSettings {
-            neighbors: vec![local],
-            port: neighbor.local_addr().unwrap().port(),
-            ..EvpnSettings::new(65001, Ipv4Addr::LOCALHOST)
-        };
-        network.start_evpn(&settings, Box::new(|_, _| {})).unwrap();
+        let network = network(&neighbor);
         let report = network.report(Instant::START);
         let figures = evpn::figures(&report).expect("it runs");
         let sessions = figures["sessions"].as_object().expect("by state");
         assert_eq!(sessions.values().filter_map(Value::as_u64).sum::<u64>(), 1, "{figures}");
         assert_eq!(figures["neighbors"]["127.0.0.1"]["errors"], 0, "{figures}");
         assert_eq!(figures["resolved"], 0, "{figures}");
-        let worker = Worker::serving(&Config::default(), network, Default::default()).unwrap();
-        let text = text(&worker.report(), Some(&report));
+        let text = all();
         for sample in [
             "towpath_evpn_sessions{state=\"Established\"} 0",
             "towpath_evpn_updates_total{neighbor=\"127.0.0.1\",direction=\"out\"} 0",

@@ -19,6 +19,7 @@ const REFUSED: u8 = 5;
 /// Types of records.
 const TYPE_NULL: u16 = 10;
 const TYPE_TXT: u16 = 16;
+const TYPE_SRV: u16 = 33;
 const TYPE_OPT: u16 = 41;
 const TYPE_SVCB: u16 = 64;
 const TYPE_HTTPS: u16 = 65;
@@ -40,7 +41,8 @@ const ALIASES_MAX: usize = 16;
 /// The question of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
-    /// The name, unless it has characters that no host's name has.
+    /// The name, unless it has characters that no host's name has. Of a service, such as
+    /// `_https._tcp.a.example`, it is the name of the host (RFC 2782).
     pub(super) name: Option<Name>,
     record_type: u16,
     /// Where the question ends in the message.
@@ -110,12 +112,21 @@ fn asked(message: &[u8]) -> Option<Asked> {
     }
     let (record_type, class) = (count(at)?, count(at + 2)?);
     let is_query = text.len() <= 254 && class == CLASS_IN;
-    let name = Name::from_bytes(&text);
+    let name = Name::from_bytes(if record_type == TYPE_SRV { host_of(&text) } else { &text });
     let end = at + 4;
     // A query has nothing before its options. Their record has the root as its name.
     let options = message.get(end..end + 3);
     let has_options = additional > 0 && options == Some(&[0, 0, TYPE_OPT as u8][..]);
     is_query.then_some(Asked { name, record_type, end, has_options })
+}
+
+/// Returns the name without the labels of a service and its protocol, if it begins with those.
+fn host_of(name: &[u8]) -> &[u8] {
+    let mut labels = name.splitn(3, |byte| *byte == b'.');
+    match [labels.next(), labels.next(), labels.next()] {
+        [Some([b'_', ..]), Some([b'_', ..]), Some(host)] => host,
+        _ => name,
+    }
 }
 
 /// Returns true for questions that towpath answers itself with nothing. Texts and unspecified data
@@ -300,6 +311,17 @@ mod tests {
         }
         for record_type in [TYPE::TXT, TYPE::NULL] {
             assert!(is_answered_empty(&question(&query("a", record_type, false)).unwrap()));
+        }
+        for (asked, name) in [
+            ("_https._tcp.A.Example", Some("a.example")),
+            ("a.example", Some("a.example")),
+            ("_tcp.a.example", Some("_tcp.a.example")),
+            ("_https._tcp", None),
+        ] {
+            let found = question(&query(asked, TYPE::SRV, false)).unwrap();
+            assert_eq!(found.name, name.map(|name| name.parse().unwrap()), "{asked}");
+            let of_address = question(&query(asked, TYPE::A, false)).unwrap();
+            assert_eq!(of_address.name, Some(asked.parse().unwrap()));
         }
     }
 

@@ -49,7 +49,13 @@ pub struct RingSet(u64);
 impl RingSet {
     /// Iterates over the rings, in order.
     pub fn iter(self) -> impl Iterator<Item = u16> {
-        (0..RINGS_MAX).filter(move |ring| self.contains(*ring))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let ring = left.trailing_zeros() as u16;
+            // Nothing is left of an empty set.
+            left &= left.checked_sub(1)?;
+            Some(ring)
+        })
     }
 
     /// True if `ring` is in the set.

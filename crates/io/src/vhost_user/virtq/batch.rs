@@ -119,6 +119,8 @@ impl<'a> Batch<'a> {
         chains: impl Iterator<Item = Found>,
     ) -> usize {
         let (before, bytes_max) = (self.count, kind.bytes_max());
+        // Not the field: it would be written before each prefetch, which may read any memory.
+        let mut added = 0;
         for (place, Found { id, address, bytes }) in self.chains[before..].iter_mut().zip(chains) {
             let bytes = bytes as usize;
             // The length before zero is longer than any.
@@ -132,8 +134,9 @@ impl<'a> Batch<'a> {
                 Kind::WriteLong => {}
             }
             *place = Single { id, written: 0, address, buffer };
-            self.count += 1;
+            added += 1;
         }
-        self.count - before
+        self.count += added;
+        added
     }
 }

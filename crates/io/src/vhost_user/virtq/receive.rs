@@ -205,11 +205,7 @@ impl ReceiveQueue {
     fn pass_short(&mut self, burst: &mut Burst, cx: &mut Context<'_>) {
         let features = self.features;
         let Some((ring, guest)) = self.queue.batches() else { return };
-        let short = |from| {
-            let packets = burst.iter_from(from);
-            packets.map_while(|packet| Some((packet, packet.as_headers()?)))
-        };
-        let count = short(0).count();
+        let count = burst.iter().take_while(|packet| packet.as_headers().is_some()).count();
         if count == 0 {
             return;
         }
@@ -226,7 +222,9 @@ impl ReceiveQueue {
             let ahead = wanted - passed - batch.len();
             ring.read(&mut lookup, next, Kind::Write, (batch.len(), ahead));
             let mut done = 0;
-            for (chain, (packet, frame)) in batch.chains_mut().iter_mut().zip(short(passed)) {
+            let packets = burst.iter_from(passed).take(count - passed);
+            for (chain, packet) in batch.chains_mut().iter_mut().zip(packets) {
+                let frame = packet.headers();
                 let (buffer, needed) = (chain.buffer, VirtioHeader::LEN + frame.len());
                 if needed > buffer.len() {
                     break;

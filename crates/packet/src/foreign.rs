@@ -140,6 +140,9 @@ fn each_line(at: *const u8, len: usize, each: impl Fn(*const u8)) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     match len {
+        // First, because most copies are of short frames.
+        // SAFETY: the caller guarantees the ranges, and the length is at least sixteen.
+        16..WIDE_BYTES_MIN => unsafe { copy_vectors(from, to, len) },
         // SAFETY: the caller guarantees the ranges, and the length is that of the header.
         VIRTIO_HEADER_BYTES => unsafe { copy_virtio_header(from, to) },
         // SAFETY: the caller guarantees the ranges, and the length is at least eight.

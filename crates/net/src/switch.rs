@@ -246,15 +246,14 @@ impl Switch {
             Some(_) => {}
         }
         let mut traffic = Traffic::default();
-        let mut recent = Recent::NOTHING;
+        let (mut recent, mut verdict) = (Recent::NOTHING, Verdict::NONE);
         while let Some(mut packet) = burst.pop() {
             packet.set_ingress(Some(from.0.into()));
             traffic.add(&packet);
-            // By reference: a copy of the verdict would wait for the stores of its fields.
-            match &self.classify(from, &mut packet, &mut recent, cx, out) {
-                Ok((Target::Port(to), verdict)) => self.ports.emit(packet, verdict, *to, cx, out),
-                Ok((Target::Flood, verdict)) => self.flood(from, packet, verdict, cx, out),
-                Err(reason) => self.ports.port_mut(from).counters.drop(*reason),
+            match self.classify(from, &mut packet, (&mut recent, &mut verdict), cx, out) {
+                Ok(Target::Port(to)) => self.ports.emit(packet, &verdict, to, cx, out),
+                Ok(Target::Flood) => self.flood(from, packet, &verdict, cx, out),
+                Err(reason) => self.ports.port_mut(from).counters.drop(reason),
             }
         }
         self.ports.hand_out(cx, out);

@@ -92,7 +92,7 @@ impl Forwarder {
             self.under_way[from.index()] = 0;
         }
         let (mut bytes, mut traffic) = (0, Traffic::default());
-        let mut recent = Recent::NOTHING;
+        let (mut recent, mut verdict) = (Recent::NOTHING, Verdict::NONE);
         while !rest.is_full()
             && let Some(mut packet) = burst.pop()
         {
@@ -100,8 +100,8 @@ impl Forwarder {
             bytes += packet.len() as u64;
             let before = traffic;
             traffic.add(&packet);
-            match self.classify(from, &mut packet, &mut recent, cx) {
-                Ok(Some((to, verdict))) => self.ports.emit(packet, &verdict, to, cx, out),
+            match self.classify(from, &mut packet, (&mut recent, &mut verdict), cx) {
+                Ok(Some(to)) => self.ports.emit(packet, &verdict, to, cx, out),
                 Ok(None) => {
                     traffic = before;
                     rest.push(packet).expect("it was not full");
@@ -144,9 +144,9 @@ impl Forwarder {
         &mut self,
         from: PortId,
         packet: &mut Packet,
-        recent: &mut Recent,
+        (recent, verdict): (&mut Recent, &mut Verdict),
         cx: &mut Context<'_>,
-    ) -> Result<Option<(PortId, Verdict)>, PortDrop> {
+    ) -> Result<Option<PortId>, PortDrop> {
         let Some(port) = self.ports.get(from) else {
             // A new port: its packets could be for any destination.
             self.under_way[from.index()] = u64::MAX;
@@ -170,14 +170,15 @@ impl Forwarder {
             asks.set(true);
             false
         };
-        let judged = port.config.judge(packet, &mut arrival, &refuse);
+        let judged = port.config.judge(packet, &mut arrival, &refuse, verdict);
         if asks.get() {
             self.under_way[from.index()] |= bit;
             return Ok(None);
         }
-        let (verdict, to) = (judged?, found?);
+        judged?;
+        let to = found?;
         self.config.copy_payload(packet, cx)?;
-        Ok(Some((to, verdict)))
+        Ok(Some(to))
     }
 
     /// Finds sender and destination. Returns the port of the destination, or the drop reason;

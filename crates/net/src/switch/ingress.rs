@@ -41,8 +41,8 @@ impl Arrival {
     }
 }
 
-/// Result of judging a packet.
-#[derive(Clone, Copy)]
+/// Result of judging a packet. A caller has a place for it, as a copy of the whole would wait for
+/// the stores of its fields.
 pub(super) struct Verdict {
     pub(super) vid: Vid,
     /// Priority and drop eligibility, as in a tag.
@@ -52,6 +52,17 @@ pub(super) struct Verdict {
     pub(super) has_inner_tag: bool,
     /// The headers, for packets with offload work left.
     pub(super) headers: Option<Headers>,
+}
+
+impl Verdict {
+    /// Before a packet was judged.
+    pub(super) const NONE: Self = Self {
+        vid: Vid::DEFAULT,
+        priority: 0,
+        has_tag: false,
+        has_inner_tag: false,
+        headers: None,
+    };
 }
 
 /// Cached table lookups of the previous packet; the next packet of a flow has the same addresses.
@@ -109,7 +120,8 @@ impl PortConfig {
         packet: &mut Packet,
         arrival: &mut Arrival,
         owners: Owners<'_>,
-    ) -> Result<Verdict, PortDrop> {
+        verdict: &mut Verdict,
+    ) -> Result<(), PortDrop> {
         let Arrival { frame, vid, is_peeked } = arrival;
         let headers = packet.headers();
         let has_inner_tag = frame.ethertype == EtherType::VLAN;
@@ -119,14 +131,13 @@ impl PortConfig {
         if !self.is_router {
             judged = judged.max(router::check(headers, frame)?);
         }
-        let headers = settle_offload(packet, frame, is_peeked.then_some(judged), self.is_trusted)?;
-        Ok(Verdict {
-            vid: *vid,
-            priority: frame.tci.map_or(0, |tci| tci & !VID_MASK),
-            has_tag: frame.tci.is_some(),
-            has_inner_tag,
-            headers,
-        })
+        verdict.headers =
+            settle_offload(packet, frame, is_peeked.then_some(judged), self.is_trusted)?;
+        verdict.vid = *vid;
+        verdict.priority = frame.tci.map_or(0, |tci| tci & !VID_MASK);
+        verdict.has_tag = frame.tci.is_some();
+        verdict.has_inner_tag = has_inner_tag;
+        Ok(())
     }
 }
 
@@ -149,22 +160,25 @@ impl Switch {
         &mut self,
         from: PortId,
         packet: &mut Packet,
-        recent: &mut Recent,
+        (recent, verdict): (&mut Recent, &mut Verdict),
         cx: &mut Context<'_>,
         out: &impl Egress,
-    ) -> Result<(Target, Verdict), PortDrop> {
+    ) -> Result<Target, PortDrop> {
         let config = &self.ports.port(from).config;
         let mut arrival = config.read(packet)?;
         let vid = arrival.vid;
         let is_own = |address| out.owner(vid, address).is_none_or(|owner| owner == from);
-        let verdict = config.judge(packet, &mut arrival, &is_own)?;
+        config.judge(packet, &mut arrival, &is_own, verdict)?;
         let mut target = Target::Flood;
-        let (source, destination) = (arrival.frame.source, arrival.frame.destination);
+        let destination = arrival.frame.destination;
         if destination.is_multicast() {
             self.check_storm(from, destination, packet, cx)?;
-            self.learn(from, (source, vid), recent, cx, out)?;
-        } else {
-            self.learn(from, (source, vid), recent, cx, out)?;
+        }
+        // The packet before is often from the same sender.
+        if recent.source != Some(arrival.source()) {
+            self.learn(from, (arrival.frame.source, vid), recent, cx, out)?;
+        }
+        if !destination.is_multicast() {
             let key = arrival.destination();
             let find = || self.ports.route(from, PortId(self.fdb.find(key, cx.now)?.port), vid);
             match recent.look_up(key, find) {
@@ -173,10 +187,10 @@ impl Switch {
             }
         }
         self.config.copy_payload(packet, cx)?;
-        Ok((target, verdict))
+        Ok(target)
     }
 
-    /// Learns the sender's port.
+    /// Learns the port of a sender that is not the one before.
     fn learn(
         &mut self,
         from: PortId,
@@ -186,9 +200,6 @@ impl Switch {
         out: &impl Egress,
     ) -> Result<(), PortDrop> {
         let key = Key::new(station, vid);
-        if recent.source == Some(key) {
-            return Ok(());
-        }
         let known = self.fdb.find(key, cx.now);
         let holder = known.map(|entry| entry.port).or_else(|| self.fdb.holder(key));
         let is_full = self.fdb.count(from.0) >= self.ports.port(from).config.addresses_max;

@@ -328,7 +328,9 @@ impl Port {
         self.config = config;
     }
 
-    /// Queues a packet in the form that the port takes, and counts it as sent.
+    /// Queues a packet in the form that the port takes, and counts it as sent. Inlined, because a
+    /// call for each packet would take as long as this.
+    #[inline(always)]
     pub(super) fn queue(
         &mut self,
         id: PortId,
@@ -346,6 +348,7 @@ impl Port {
     }
 
     /// Hands out the queued packets, or drops them if the link is down.
+    #[inline(never)]
     pub(super) fn flush(&mut self, id: PortId, cx: &mut Context<'_>, out: &mut impl Egress) {
         if self.config.is_up {
             out.transmit(id, &mut self.pending, cx);

@@ -15,6 +15,7 @@ use crate::wire::icmpv6::{REDIRECT, ROUTER_ADVERTISEMENT};
 use crate::wire::{Protocol, ipv4, ipv6, udp};
 
 /// Checks the first bytes of a frame; returns how many of them the verdict depends on.
+#[inline]
 pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
     let fixed_len = match frame.ethertype {
         EtherType::IPV4 => ipv4::HEADER_LEN,
@@ -35,6 +36,11 @@ pub(super) fn check(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
         bytes[at..].get(..udp::HEADER_LEN).ok_or(PortDrop::RouterRefused)?;
         return check_ports(bytes, at);
     }
+    check_located(bytes, frame)
+}
+
+/// Checks a packet whose transport header has to be found.
+fn check_located(bytes: &[u8], frame: &Frame) -> Result<usize, PortDrop> {
     let headers = frame.headers(bytes).ok_or(PortDrop::RouterRefused)?;
     if headers.part == Part::Later {
         return Ok(headers.end);

@@ -101,7 +101,12 @@ impl PortVlans {
 /// Replaces the tag of a packet by `wanted`; the Ethernet header and tag must be in its private
 /// headers. Returns by how many bytes the following headers moved. Offsets in the offload fields
 /// are adjusted.
+#[inline]
 pub(super) fn set_tag(packet: &mut Packet, has_tag: bool, wanted: Option<u16>) -> isize {
+    if !has_tag && wanted.is_none() { 0 } else { replace_tag(packet, has_tag, wanted) }
+}
+
+fn replace_tag(packet: &mut Packet, has_tag: bool, wanted: Option<u16>) -> isize {
     let moved = match (has_tag, wanted.is_some()) {
         (false, true) => {
             packet.push_header(TAG_LEN);

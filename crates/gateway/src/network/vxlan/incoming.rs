@@ -1,0 +1,302 @@
+//! The receiving half of a VXLAN port.
+//!
+//! # Theory of operation
+//!
+//! A read yields up to 64 datagrams that the kernel has coalesced. They are cut
+//! ([`decapsulate()`]), their senders are looked up and stations learned, and segments of one flow
+//! are joined to super-packets again. After a long run, the port looks at the next one before it
+//! reads, and has the kernel put headers and payload apart: a super-packet made of it is then as
+//! long as one can be. What does not fit the caller's burst waits here, and nothing is read
+//! meanwhile.
+//!
+//! Invariant: each datagram that was read is a frame, or counted as a drop.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use towpath_io::receive::ReceiveBuffer;
+use towpath_io::socket::{Datagram, HEADS_MAX, Heads, HeadsReceived, UdpSocket};
+use towpath_net::gro::Coalescer;
+use towpath_net::time::Instant;
+use towpath_net::vxlan::Vni;
+use towpath_net::vxlan::decapsulate::{self, HANDLES_MAX, Refused, decapsulate, decapsulate_heads};
+use towpath_net::vxlan::remotes::{RemoteId, Remotes};
+use towpath_net::wire::MacAddr;
+use towpath_net::wire::headers::Headers;
+use towpath_packet::burst::BURST_MAX;
+use towpath_packet::packet::PEEK_BYTES;
+use towpath_packet::{Burst, Context, Input, Ledger, Packet};
+
+use super::VxlanCounters;
+use crate::network::config::PortError;
+
+/// Reads of one call.
+pub(super) const READS_MAX: usize = 16;
+/// Datagrams of a read after which a next one is expected to have as many, and the number of other
+/// reads after which no longer.
+const RUN_LONG: usize = 8;
+const LOOKS: u8 = 8;
+
+/// The receiving half of a port; see the module documentation.
+pub(super) struct Incoming {
+    socket: UdpSocket,
+    /// Identifier of the network, and its largest IP packet.
+    network: (Vni, u16),
+    /// The sender of the last datagram, if it is known.
+    last: Option<(IpAddr, RemoteId)>,
+    buffer: ReceiveBuffer,
+    /// Heads of the datagrams of one read.
+    heads: Box<[u8]>,
+    /// Reads that are preceded by a look, because there was a long run a short while ago.
+    looks: u8,
+    coalescer: Box<Coalescer<()>>,
+    /// Received packets that the next burst gets.
+    received: VecDeque<Packet>,
+}
+
+impl Incoming {
+    /// Receives by this socket for a network, whose largest IP packet is given, too.
+    pub(super) fn new(socket: UdpSocket, network: (Vni, u16), seed: u64) -> Self {
+        Self {
+            socket,
+            network,
+            last: None,
+            buffer: ReceiveBuffer::new(),
+            heads: vec![0; HEADS_MAX * PEEK_BYTES].into(),
+            looks: 0,
+            coalescer: Box::new(Coalescer::new(seed)),
+            received: VecDeque::with_capacity(2 * BURST_MAX),
+        }
+    }
+
+    /// The table of remotes has changed.
+    pub(super) fn forget_sender(&mut self) {
+        self.last = None;
+    }
+
+    /// True if nothing waits for the next burst.
+    pub(super) fn is_empty(&self) -> bool {
+        self.received.is_empty()
+    }
+
+    /// Returns what is kept ready for reads.
+    pub(super) fn rest(&mut self) {
+        self.buffer.clear();
+    }
+
+    /// Adds received frames to a burst.
+    pub(super) fn receive(
+        &mut self,
+        burst: &mut Burst,
+        remotes: &mut Remotes,
+        counters: &mut VxlanCounters,
+        cx: &mut Context<'_>,
+    ) -> Result<Input, PortError> {
+        let mut input = Input::Done;
+        for _ in 0..READS_MAX {
+            // Of what is held, nothing waits longer than for the next call.
+            if self.received.len() + self.coalescer.held_count() >= burst.room() {
+                break;
+            }
+            match self.read(remotes, counters, cx)? {
+                Read::Some => {}
+                Read::Nothing => break,
+                Read::NoMemory => {
+                    counters.paused += 1;
+                    input = Input::NoMemory;
+                    break;
+                }
+            }
+        }
+        let Self { coalescer, received, .. } = self;
+        coalescer.flush(&mut |packet, ()| received.push_back(packet));
+        self.hand_over(burst);
+        Ok(input)
+    }
+
+    /// Reads once.
+    fn read(
+        &mut self,
+        remotes: &mut Remotes,
+        counters: &mut VxlanCounters,
+        cx: &mut Context<'_>,
+    ) -> Result<Read, PortError> {
+        // Each datagram gets a handle: none is lost for lack of them.
+        if cx.memory.packets.free_count() < HANDLES_MAX {
+            return Ok(Read::NoMemory);
+        }
+        if self.looks > 0
+            && let Some(read) = self.read_heads(remotes, counters, cx)?
+        {
+            return Ok(read);
+        }
+        let mut datagram = None;
+        let give = |one: Datagram| datagram = Some(one);
+        let outcome = self.socket.receive(&mut self.buffer, cx.memory, (1, usize::MAX), give)?;
+        let Some(datagram) = datagram else {
+            return Ok(match (outcome.no_memory, outcome.drained) {
+                (true, _) => Read::NoMemory,
+                (_, true) => Read::Nothing,
+                // An error of an earlier datagram.
+                _ => Read::Some,
+            });
+        };
+        counters.reads += 1;
+        if datagram.truncated {
+            counters.truncated += 1;
+            return Ok(Read::Some);
+        }
+        let size = datagram.gro_size.map_or(datagram.len, |size| size.get().into());
+        let count = datagram.len.div_ceil(size.max(1));
+        self.looks = if count >= RUN_LONG { LOOKS } else { self.looks.saturating_sub(1) };
+        let Some(mut taker) = self.taker(datagram.from.ip(), count, (remotes, counters), cx) else {
+            return Ok(Read::Some);
+        };
+        let (ledger, network) = (cx.ledger, taker.network);
+        let pieces = datagram.pieces.into_iter();
+        decapsulate(pieces, datagram.gro_size, network, cx.memory, &mut |frame, _| {
+            taker.take(frame, ledger);
+        });
+        Ok(Read::Some)
+    }
+
+    /// Looks at what waits, and if that is a long run of datagrams that are mostly payload, reads
+    /// them with their heads apart. `None` if they are something else.
+    fn read_heads(
+        &mut self,
+        remotes: &mut Remotes,
+        counters: &mut VxlanCounters,
+        cx: &mut Context<'_>,
+    ) -> Result<Option<Read>, PortError> {
+        let mut start = [0; PEEK_BYTES];
+        let (len, size) = match self.socket.peek(&mut start) {
+            Ok(Some((len, Some(size)))) => (len, size),
+            Ok(_) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Some(Read::Nothing));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let Some(head) = decapsulate::head_of(&start[..len.min(PEEK_BYTES)], len, size) else {
+            return Ok(None);
+        };
+        let run = Heads { head, size, len };
+        let read = self.socket.receive_heads(&mut self.buffer, cx.memory, &mut self.heads, &run)?;
+        let (from, pieces) = match read {
+            HeadsReceived::Run(from, pieces) => (from, pieces),
+            HeadsReceived::NoMemory => return Ok(Some(Read::NoMemory)),
+            HeadsReceived::Nothing => return Ok(Some(Read::Some)),
+            HeadsReceived::Other => {
+                counters.truncated += 1;
+                return Ok(Some(Read::Some));
+            }
+        };
+        counters.reads += 1;
+        let heads = std::mem::take(&mut self.heads);
+        if let Some(mut taker) = self.taker(from.ip(), run.count(), (remotes, counters), cx) {
+            let stretch = usize::from(size.get()) - head;
+            let heads = decapsulate::Heads { bytes: &heads[..run.bytes()], head, stretch };
+            let (ledger, network) = (cx.ledger, taker.network);
+            let (pieces, memory) = (pieces.into_iter(), (&mut *cx.memory, ledger));
+            decapsulate_heads(&heads, pieces, run.payload(), network, memory, &mut |frame, _| {
+                taker.take(frame, ledger);
+            });
+        }
+        self.heads = heads;
+        Ok(Some(Read::Some))
+    }
+
+    /// What takes the frames of a read of `count` datagrams from this address. `None` if it is no
+    /// known remote: they are counted as dropped.
+    fn taker<'a>(
+        &'a mut self,
+        from: IpAddr,
+        count: usize,
+        (remotes, counters): (&'a mut Remotes, &'a mut VxlanCounters),
+        cx: &Context<'_>,
+    ) -> Option<Taker<'a>> {
+        let Self { last, coalescer, received, network, .. } = self;
+        let remote = match last {
+            Some((known, remote)) if *known == from => *remote,
+            _ => match remotes.known(from) {
+                Some(remote) => last.insert((from, remote)).1,
+                None => {
+                    counters.unknown_remote += count as u64;
+                    return None;
+                }
+            },
+        };
+        let (network, now) = (*network, cx.now);
+        Some(Taker { remote, now, network, sender: None, remotes, counters, coalescer, received })
+    }
+
+    /// Moves what was received to a burst.
+    fn hand_over(&mut self, burst: &mut Burst) {
+        while !burst.is_full()
+            && let Some(packet) = self.received.pop_front()
+        {
+            burst.push(packet).expect("the burst has room");
+        }
+    }
+}
+
+impl AsFd for Incoming {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Takes the frames of one read.
+struct Taker<'a> {
+    remote: RemoteId,
+    now: Instant,
+    /// Its identifier and MTU.
+    network: (Vni, u16),
+    /// The station that sent the last frame.
+    sender: Option<MacAddr>,
+    remotes: &'a mut Remotes,
+    counters: &'a mut VxlanCounters,
+    coalescer: &'a mut Coalescer<()>,
+    received: &'a mut VecDeque<Packet>,
+}
+
+impl Taker<'_> {
+    /// Learns where the sender of a frame is, and joins the frame to others of its flow.
+    fn take(&mut self, frame: Result<(Packet, Option<Headers>), Refused>, ledger: &Ledger) {
+        let (packet, headers) = match frame {
+            Ok(frame) => frame,
+            Err(reason) => return self.counters.refuse(reason),
+        };
+        let source = source_of(&packet);
+        // A group address is no station's: the switch drops the frame.
+        if source.is_unicast() && self.sender != Some(source) {
+            if self.remotes.learn(source, self.remote, self.now).is_err() {
+                self.counters.mac_locked += 1;
+                return;
+            }
+            self.sender = Some(source);
+        }
+        self.counters.received += 1;
+        self.counters.received_bytes += packet.len() as u64;
+        let mut keep = |packet, ()| self.received.push_back(packet);
+        match headers {
+            Some(headers) => self.coalescer.receive(packet, &headers, (), ledger, &mut keep),
+            None => keep(packet, ()),
+        }
+    }
+}
+
+/// Result of a read.
+#[derive(PartialEq, Eq)]
+enum Read {
+    Some,
+    Nothing,
+    NoMemory,
+}
+
+fn source_of(packet: &Packet) -> MacAddr {
+    let source = packet.headers().get(6..).and_then(|bytes| bytes.first_chunk());
+    source.map_or(MacAddr::UNSPECIFIED, |address| MacAddr(*address))
+}

@@ -17,6 +17,7 @@ use crate::gather::Gather;
 use crate::process_sys::socket_option;
 use crate::receive::{FRAMES_MAX, Pieces, ReceiveBuffer, empty_slices};
 use crate::sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
@@ -174,6 +175,13 @@ impl UdpSocket {
         let mut pieces = Pieces::default();
         buffer.take(payload, |piece| pieces.push(piece));
         Ok(HeadsReceived::Run(from, pieces))
+    }
+
+    /// True if the socket has room for more to send, or an error to report.
+    pub fn is_writable(&self) -> bool {
+        let mut files = [PollFd::new(self, PollFlags::OUT)];
+        // An error is reported by the send, too.
+        !matches!(poll(&mut files, Some(&Timespec::default())), Ok(0))
     }
 
     /// Sends the parts as one datagram, or with `gso_size` as several of that many bytes each, of

@@ -8,7 +8,11 @@
 //! So a segment costs its head, a look at its payload for the checksum, and no packet handle and no
 //! holder of a loan.
 //!
-//! Limit: [`PARTS_MAX`] segments at a time. One thread.
+//! The datagrams of one call have one length but for the last. Of a super-packet that is longer
+//! than a call takes, a few segments remain, and a call goes on from them to the segments of the
+//! next super-packet: if those have the same length, and the last one so far is not shorter.
+//!
+//! Limits: [`PARTS_MAX`] segments and [`PIECES_MAX`] pieces at a time. One thread.
 
 use core::ops::Range;
 
@@ -16,7 +20,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 use towpath_packet::packet::HEADER_BYTES;
-use towpath_packet::{Checksum, Ledger, Packet, Piece};
+use towpath_packet::{Checksum, Ledger, Packet, Piece, Segmentation};
 
 use super::HEADER_LEN;
 use crate::checksum::{self, Sum};
@@ -26,8 +30,10 @@ use crate::wire::udp;
 
 /// Most segments that are cut at a time: `UDP_MAX_SEGMENTS` of kernels before 6.9.
 pub const PARTS_MAX: usize = 64;
+/// Most pieces of the packets that are cut together: as many as heads.
+pub const PIECES_MAX: usize = 2 * PARTS_MAX;
 
-/// The heads of the next segments of a super-packet.
+/// The heads of the next segments of one super-packet, or of several.
 pub struct Cut {
     heads: Box<[u8]>,
     /// Bytes of a head.
@@ -55,25 +61,50 @@ impl Default for Cut {
 }
 
 impl Cut {
-    /// Writes the heads of the next segments of a packet, as many as there are, up to
-    /// [`PARTS_MAX`] and as long as their datagrams have at most `bytes_max` bytes together, but at
-    /// least one. Returns false, and has none, if the packet has no segmentation.
-    pub fn write(
+    /// Writes the heads of the next segments of `packets`: of the first, and of those behind it
+    /// that go on with datagrams of the same length. At most [`PARTS_MAX`], and as many as have at
+    /// most `bytes_max` bytes together, but at least one. Returns false, and has none, if the first
+    /// packet has no segmentation.
+    pub fn write<'a>(
         &mut self,
-        packet: &Packet,
+        packets: impl Iterator<Item = &'a Packet>,
         header: &[u8; HEADER_LEN],
         bytes_max: usize,
         ledger: &Ledger,
     ) -> bool {
         self.count = 0;
-        let Some(segmentation) = packet.segmentation() else { return false };
+        let (mut most, mut pieces) = (PARTS_MAX, 0);
+        for packet in packets {
+            let Some(segmentation) = packet.segmentation() else { break };
+            let (head, size) = (HEADER_LEN + packet.headers().len(), segmentation.size());
+            if self.count == 0 {
+                (self.head, self.size, self.last) = (head, size, size);
+                most = (bytes_max / (head + size)).clamp(1, PARTS_MAX);
+            }
+            pieces += packet.piece_count();
+            let goes_on = (self.head, self.size, self.last) == (head, size, size);
+            if !goes_on || self.count == most || pieces > PIECES_MAX {
+                break;
+            }
+            self.write_heads(packet, segmentation, header, most, ledger);
+        }
+        self.count > 0
+    }
+
+    /// Writes the heads of the next segments of a packet, until there are `most`.
+    fn write_heads(
+        &mut self,
+        packet: &Packet,
+        segmentation: &Segmentation,
+        header: &[u8; HEADER_LEN],
+        most: usize,
+        ledger: &Ledger,
+    ) {
         let (headers, payload) = (packet.headers(), packet.payload_len());
-        self.head = HEADER_LEN + headers.len();
-        self.size = segmentation.size();
-        let most = (bytes_max / (self.head + self.size)).clamp(1, PARTS_MAX);
-        self.count = segmentation.count(payload).min(most);
-        let mut payload_of = Walk::of(packet);
-        for (ahead, head) in self.heads.chunks_mut(self.head).take(self.count).enumerate() {
+        let count = segmentation.count(payload).min(most - self.count);
+        let heads = self.heads.chunks_mut(self.head).skip(self.count).take(count);
+        let mut payload_of = Walk::of(packet.pieces());
+        for (ahead, head) in heads.enumerate() {
             let part = segmentation.part(ahead, payload);
             self.last = part.len;
             let (vxlan, inner) = head.split_at_mut(HEADER_LEN);
@@ -84,7 +115,7 @@ impl Cut {
                 complete(inner, (start.into(), offset.into()), part.len, &mut payload_of, ledger);
             }
         }
-        true
+        self.count += count;
     }
 
     /// Number of segments.
@@ -102,13 +133,13 @@ impl Cut {
         self.head - HEADER_LEN + payload
     }
 
-    /// The datagrams of these segments of `packet`, which is unchanged since [`Cut::write`].
+    /// The datagrams of these segments of `packets`, which are unchanged since [`Cut::write`].
     pub fn stretches<'a>(
         &'a self,
-        packet: &'a Packet,
+        packets: impl Iterator<Item = &'a Packet>,
         segments: Range<usize>,
     ) -> impl Iterator<Item = Stretch<'a>> {
-        let mut walk = Walk::of(packet);
+        let mut walk = Walk::of(packets.flat_map(Packet::pieces));
         let mut skipped = segments.start * self.size;
         while skipped > 0
             && let Some((_, range)) = walk.next(skipped)
@@ -132,11 +163,11 @@ impl Cut {
 }
 
 /// Completes the checksum of a segment, whose field holds the sum of the pseudo-header.
-fn complete(
+fn complete<'a>(
     headers: &mut [u8],
     (start, offset): (usize, usize),
     payload: usize,
-    walk: &mut Walk<'_>,
+    walk: &mut Walk<'a, impl Iterator<Item = &'a Piece>>,
     ledger: &Ledger,
 ) {
     let mut sum = Sum::new();
@@ -154,26 +185,26 @@ fn complete(
     write_u16(headers, start + offset, if is_udp { checksum::udp_nonzero(sum) } else { sum });
 }
 
-/// A walk along the payload of a packet.
-struct Walk<'a> {
-    packet: &'a Packet,
+/// A walk along payload.
+struct Walk<'a, I> {
+    pieces: I,
     /// The piece that is next, and where in it.
-    piece: usize,
+    piece: Option<&'a Piece>,
     at: usize,
 }
 
-impl<'a> Walk<'a> {
-    fn of(packet: &'a Packet) -> Self {
-        Self { packet, piece: 0, at: 0 }
+impl<'a, I: Iterator<Item = &'a Piece>> Walk<'a, I> {
+    fn of(mut pieces: I) -> Self {
+        Self { piece: pieces.next(), at: 0, pieces }
     }
 
     /// The next bytes in one piece, at most `most`. `None` at the end.
     fn next(&mut self, most: usize) -> Option<(&'a Piece, Range<usize>)> {
-        let piece = self.packet.pieces().nth(self.piece)?;
+        let piece = self.piece?;
         let range = self.at..piece.len().min(self.at + most);
         self.at = range.end;
         if self.at == piece.len() {
-            (self.piece, self.at) = (self.piece + 1, 0);
+            (self.piece, self.at) = (self.pieces.next(), 0);
         }
         Some((piece, range))
     }

@@ -3,10 +3,12 @@
 //! # Theory of operation
 //!
 //! A burst is sorted by flow first, so that frames of flows which alternate leave together. Then
-//! *runs* leave from its front, each in one call: segments of a super-packet, whose heads are
-//! written here ([`Cut`]), or packets with the same stations and flow, whose frames have one length
-//! but for a shorter last one. What a full socket does not take stays in the burst, a super-packet
-//! from its first segment that was not sent.
+//! *runs* leave from its front, each in one call: segments of super-packets, whose heads are
+//! written here ([`Cut`]), or packets that are frames already. All have the same stations and flow,
+//! and one length but for a shorter last one. A run of segments goes on from one super-packet to
+//! the next. What a full socket does not take stays in the burst, a super-packet from its first
+//! segment that was not sent. The next call asks whether the socket has room before it sorts and
+//! writes heads again.
 //!
 //! Invariants: each frame that is taken from a burst was sent or counted as a drop. Frames of one
 //! flow leave in order. What is wrong with one remote keeps nothing from others.
@@ -22,12 +24,11 @@ use towpath_io::socket::{Part, SEND_PARTS_MAX, Sent, UdpSocket, path_mtu};
 use towpath_net::gso::complete_checksum;
 use towpath_net::time::{Duration, Instant};
 use towpath_net::vxlan::answers::{self, Answer};
-use towpath_net::vxlan::encapsulate::{Cut, PARTS_MAX, Stretch};
+use towpath_net::vxlan::encapsulate::{Cut, PARTS_MAX, PIECES_MAX, Stretch};
 use towpath_net::vxlan::remotes::Remotes;
 use towpath_net::vxlan::{self, HEADER_LEN, Vni};
 use towpath_net::wire::{MacAddr, Protocol};
 use towpath_packet::burst::BURST_MAX;
-use towpath_packet::packet::PIECES_MAX;
 use towpath_packet::{Burst, Checksum, Context, Packet};
 
 use super::VxlanCounters;
@@ -62,6 +63,9 @@ pub(super) trait Wire {
         gso_size: Option<NonZeroU16>,
     ) -> io::Result<Sent>;
 
+    /// True if this socket may have room again.
+    fn has_room(&self, socket: usize) -> bool;
+
     /// The MTU of the path to a remote.
     fn mtu(&self, to: SocketAddr) -> io::Result<u32>;
 }
@@ -84,6 +88,10 @@ impl Wire for Sockets {
         self.senders[socket].send_parts(to, parts, gso_size)
     }
 
+    fn has_room(&self, socket: usize) -> bool {
+        self.senders[socket].is_writable()
+    }
+
     fn mtu(&self, to: SocketAddr) -> io::Result<u32> {
         path_mtu(self.local, to)
     }
@@ -95,8 +103,10 @@ pub(super) struct Outgoing<W> {
     /// The UDP port of all remotes.
     port: u16,
     header: [u8; HEADER_LEN],
-    /// Segments of the super-packet that is sent.
+    /// Segments of the super-packets that are sent.
     cut: Cut,
+    /// The socket that took no more in the last call.
+    full: Option<usize>,
     paths: HashMap<IpAddr, Path>,
     /// Answers to what was sent, which the next read gets.
     pub(super) answers: VecDeque<Answer>,
@@ -111,13 +121,22 @@ struct Path {
 
 /// Frames at the front of a burst that are sent together.
 struct Run {
-    /// They are segments of the first packet, as [`Outgoing::cut`] has them.
+    /// They are segments of the first packets, as [`Outgoing::cut`] has them.
     is_cut: bool,
     count: usize,
     /// Bytes of each frame but the last.
     len: usize,
     /// Bytes of all frames.
     bytes: usize,
+}
+
+/// A run at the front of a burst, on its way to a remote.
+struct Departure<'a> {
+    burst: &'a Burst,
+    run: &'a Run,
+    to: IpAddr,
+    counters: &'a mut VxlanCounters,
+    now: Instant,
 }
 
 impl<W: Wire> Outgoing<W> {
@@ -127,6 +146,7 @@ impl<W: Wire> Outgoing<W> {
             port,
             header: vxlan::header(vni),
             cut: Cut::default(),
+            full: None,
             paths: HashMap::new(),
             answers: VecDeque::with_capacity(ANSWERS_MAX),
         }
@@ -140,6 +160,13 @@ impl<W: Wire> Outgoing<W> {
         counters: &mut VxlanCounters,
         cx: &mut Context<'_>,
     ) {
+        if let Some(socket) = self.full.take()
+            && burst.first().is_some_and(|first| socket_of(first) == socket)
+            && !self.wire.has_room(socket)
+        {
+            self.full = Some(socket);
+            return;
+        }
         burst.prefetch();
         for packet in burst.iter_mut().filter(|packet| packet.segmentation().is_none()) {
             // One that cannot be completed is found below.
@@ -147,7 +174,8 @@ impl<W: Wire> Outgoing<W> {
         }
         sort(burst);
         while let Some(first) = burst.first() {
-            let is_cut = self.cut.write(first, &self.header, RUN_BYTES_MAX, cx.ledger);
+            let alike = burst.iter().take_while(|packet| flow(packet) == flow(first));
+            let is_cut = self.cut.write(alike, &self.header, RUN_BYTES_MAX, cx.ledger);
             if !is_cut && !is_ready(first) {
                 counters.checksum_misplaced += 1;
                 burst.pop();
@@ -161,12 +189,18 @@ impl<W: Wire> Outgoing<W> {
                 (false, None) => Run::of_packets(burst, 1),
             };
             let gone = match to {
-                Some(remote) => self.send(burst, &run, remote, counters, cx.now),
+                Some(to) => {
+                    let now = cx.now;
+                    self.send(&mut Departure { burst, run: &run, to, counters, now })
+                }
                 None => {
                     self.flood(burst, &run, remotes, counters, cx.now);
                     run.count
                 }
             };
+            if gone < run.count {
+                self.full = Some(socket_of(first));
+            }
             take_sent(burst, &run, gone);
             if gone < run.count {
                 break;
@@ -195,104 +229,84 @@ impl<W: Wire> Outgoing<W> {
             counters.no_remote += run.count as u64;
         }
         for to in remotes.flood() {
-            let gone = self.send(burst, run, *to, counters, now);
+            let gone = self.send(&mut Departure { burst, run, to: *to, counters, now });
             counters.flood_full += (run.count - gone) as u64;
         }
     }
 
-    /// Sends the run at the front of a burst to a remote. Returns how many of its frames were sent
-    /// or dropped; if that is not all, the socket is full.
-    fn send(
-        &mut self,
-        burst: &Burst,
-        run: &Run,
-        to: IpAddr,
-        counters: &mut VxlanCounters,
-        now: Instant,
-    ) -> usize {
-        if self.is_too_big(burst, run, to, counters, now) {
+    /// Sends a run. Returns how many of its frames were sent or dropped; if that is not all, the
+    /// socket is full.
+    fn send(&mut self, departure: &mut Departure<'_>) -> usize {
+        let run = departure.run;
+        if self.is_too_big(departure) {
             return run.count;
         }
         let gso_size = u16::try_from(HEADER_LEN + run.len).ok().and_then(NonZeroU16::new);
         let gso_size = gso_size.filter(|_| run.count > 1);
-        counters.sends += 1;
-        match self.send_frames(burst, run, 0..run.count, to, gso_size) {
-            Ok(Sent::Whole) => {
-                counters.sent += run.count as u64;
-                counters.sent_bytes += run.bytes as u64;
-                run.count
+        match self.send_frames(departure, 0..run.count, gso_size) {
+            Ok(Sent::Whole) => {}
+            // The kernel does not tell whether the path has become narrower.
+            Ok(Sent::NotSegmentable) if self.is_too_big_now(departure) => {}
+            Ok(Sent::NotSegmentable) => return self.send_singly(departure),
+            Err(error) if is_full(&error) => return 0,
+            Err(error) if error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()) => {
+                if !self.is_too_big_now(departure) {
+                    departure.counters.too_large += run.count as u64;
+                }
             }
-            Ok(Sent::NotSegmentable) => self.send_singly(burst, run, to, counters, now),
-            Err(error) if is_full(&error) => 0,
-            Err(error) => {
-                self.refuse(burst, run, to, &error, counters, now);
-                run.count
-            }
+            Err(_) => departure.counters.unreachable += run.count as u64,
         }
+        run.count
     }
 
     /// Sends each frame of a run by itself, as [`Outgoing::send`] does.
-    fn send_singly(
-        &mut self,
-        burst: &Burst,
-        run: &Run,
-        to: IpAddr,
-        counters: &mut VxlanCounters,
-        now: Instant,
-    ) -> usize {
-        // The path may have become narrower, which the kernel does not tell about a run.
-        self.paths.remove(&to);
-        if self.is_too_big(burst, run, to, counters, now) {
-            return run.count;
-        }
+    fn send_singly(&mut self, departure: &mut Departure<'_>) -> usize {
+        let run = departure.run;
         for index in 0..run.count {
-            counters.sends += 1;
-            match self.send_frames(burst, run, index..index + 1, to, None) {
-                Ok(_) => {
-                    counters.sent += 1;
-                    counters.sent_bytes += run.len_of(index) as u64;
-                }
+            match self.send_frames(departure, index..index + 1, None) {
+                Ok(_) => {}
                 Err(error) if is_full(&error) => return index,
-                Err(_) => counters.unreachable += 1,
+                Err(_) => departure.counters.unreachable += 1,
             }
         }
         run.count
     }
 
-    /// Sends these frames of a run in one call.
+    /// Sends these frames of a run in one call, and counts them if they were sent.
     fn send_frames(
         &mut self,
-        burst: &Burst,
-        run: &Run,
+        departure: &mut Departure<'_>,
         frames: Range<usize>,
-        to: IpAddr,
         gso_size: Option<NonZeroU16>,
     ) -> io::Result<Sent> {
+        let Departure { burst, run, to, counters, .. } = departure;
         let Some(first) = burst.first() else { return Ok(Sent::Whole) };
         let Self { wire, cut, header, port, .. } = self;
-        let (socket, to) = (socket_of(first), SocketAddr::new(to, *port));
-        if run.is_cut {
-            let parts = cut.stretches(first, frames).map(|stretch| match stretch {
+        let (socket, to) = (socket_of(first), SocketAddr::new(*to, *port));
+        let (count, bytes) = (frames.len(), run.bytes_of(&frames));
+        let sent = if run.is_cut {
+            let parts = cut.stretches(burst.iter(), frames).map(|stretch| match stretch {
                 Stretch::Head(head) => Part::Bytes(head),
                 Stretch::Payload(piece, range) => Part::Range(piece, range),
             });
-            return wire.send(socket, to, parts, gso_size);
+            wire.send(socket, to, parts, gso_size)
+        } else {
+            let packets = burst.iter_from(frames.start).take(count);
+            wire.send(socket, to, packets.flat_map(|packet| frame(header, packet)), gso_size)
+        };
+        counters.sends += 1;
+        if matches!(sent, Ok(Sent::Whole)) {
+            counters.sent += count as u64;
+            counters.sent_bytes += bytes as u64;
         }
-        let packets = burst.iter_from(frames.start).take(frames.len());
-        wire.send(socket, to, packets.flat_map(|packet| frame(header, packet)), gso_size)
+        sent
     }
 
-    /// True if the frames of a run do not fit the path to a remote. They are counted as dropped
+    /// True if the frames of a run do not fit the path to their remote. They are counted as dropped
     /// then, and the sender gets an ICMP error.
-    fn is_too_big(
-        &mut self,
-        burst: &Burst,
-        run: &Run,
-        to: IpAddr,
-        counters: &mut VxlanCounters,
-        now: Instant,
-    ) -> bool {
-        let mtu = self.mtu_to(to, now);
+    fn is_too_big(&mut self, departure: &mut Departure<'_>) -> bool {
+        let Departure { burst, run, to, counters, now } = departure;
+        let mtu = self.mtu_to(*to, *now);
         if run.len <= usize::from(mtu) + ETHERNET_BYTES {
             return false;
         }
@@ -306,24 +320,10 @@ impl<W: Wire> Outgoing<W> {
         true
     }
 
-    /// Drops a run that the kernel has refused.
-    fn refuse(
-        &mut self,
-        burst: &Burst,
-        run: &Run,
-        to: IpAddr,
-        why: &io::Error,
-        counters: &mut VxlanCounters,
-        now: Instant,
-    ) {
-        if why.raw_os_error() != Some(Errno::MSGSIZE.raw_os_error()) {
-            counters.unreachable += run.count as u64;
-            return;
-        }
-        self.paths.remove(&to);
-        if !self.is_too_big(burst, run, to, counters, now) {
-            counters.too_large += run.count as u64;
-        }
+    /// As [`Outgoing::is_too_big`], after a refusal: the path may have become narrower.
+    fn is_too_big_now(&mut self, departure: &mut Departure<'_>) -> bool {
+        self.paths.remove(&departure.to);
+        self.is_too_big(departure)
     }
 
     /// The largest IP packet that reaches a remote in one datagram.
@@ -385,21 +385,25 @@ impl Run {
         run
     }
 
-    /// Bytes of a frame.
-    fn len_of(&self, frame: usize) -> usize {
-        let is_last = frame + 1 == self.count;
-        if is_last { self.bytes - (self.count - 1) * self.len } else { self.len }
+    /// Bytes of these frames.
+    fn bytes_of(&self, frames: &Range<usize>) -> usize {
+        let end = if frames.end == self.count { self.bytes } else { frames.end * self.len };
+        end - frames.start * self.len
     }
 }
 
 /// Removes the first `count` frames of a run, which is at the front of a burst.
-fn take_sent(burst: &mut Burst, run: &Run, count: usize) {
+fn take_sent(burst: &mut Burst, run: &Run, mut count: usize) {
     if !run.is_cut {
         return burst.drop_front(count);
     }
-    let rest = burst.iter_mut().next().filter(|packet| count < packet.frames());
-    let is_more = rest.map(|packet| packet.drop_parts(count)).is_some();
-    burst.drop_front(usize::from(!is_more));
+    while let Some(frames) = burst.first().map(Packet::frames).filter(|frames| *frames <= count) {
+        burst.drop_front(1);
+        count -= frames;
+    }
+    if count > 0 {
+        burst.iter_mut().take(1).for_each(|packet| packet.drop_parts(count));
+    }
 }
 
 /// Sorts packets by their flows, so that those of one flow are together, in the order in which they

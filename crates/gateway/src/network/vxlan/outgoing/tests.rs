@@ -16,8 +16,8 @@ const SIZE: usize = 1000;
 type Datagram = (usize, IpAddr, Vec<u8>);
 
 /// Sockets in memory. A call that finds a result in `results` returns it and sends nothing.
-#[derive(Default)]
 struct Recorder {
+    has_room: bool,
     results: VecDeque<Option<Refusal>>,
     unreachable: Option<IpAddr>,
     mtu: Option<u32>,
@@ -63,6 +63,10 @@ impl Wire for Recorder {
         Ok(Sent::Whole)
     }
 
+    fn has_room(&self, _: usize) -> bool {
+        self.has_room
+    }
+
     fn mtu(&self, _: SocketAddr) -> io::Result<u32> {
         Ok(self.mtu.unwrap_or(1500))
     }
@@ -89,9 +93,17 @@ impl Bench {
             remotes.apply(Change::AddStation { mac, remote: to }, Origin::Static).expect("room");
         }
         let vni = Vni::new(100).expect("24 bits");
+        let wire = Recorder {
+            has_room: true,
+            results: VecDeque::new(),
+            unreachable: None,
+            mtu: None,
+            calls: 0,
+            sent: Vec::new(),
+        };
         let config = MemoryConfig { packets: 256, small_frames: 64, large_frames: 64 };
         Self {
-            outgoing: Outgoing::new(Recorder::default(), vni, vxlan::PORT),
+            outgoing: Outgoing::new(wire, vni, vxlan::PORT),
             remotes,
             counters: VxlanCounters::default(),
             memory: Memory::new(config),
@@ -297,6 +309,56 @@ fn what_finds_no_room_waits() {
         assert!(firsts.eq(0..64) && burst.is_empty());
         bench.assert_done(64);
     }
+}
+
+/// Goal: a run goes on from one super-packet to the next of its flow, in order and with heads of
+/// its own, also when the socket is full in between. Other flows have calls of their own.
+#[test]
+fn runs_go_on_in_the_next_super_packet() {
+    let full = Some(Refusal::Is(Errno::AGAIN));
+    for refusals in [&[][..], &[full], &[None, full], &[None, None, full]] {
+        let mut bench = Bench::new();
+        let mut burst = Burst::new();
+        for (flow, segments) in [(1, 64), (2, 64), (1, 64), (2, 10), (1, 2)] {
+            let packet = bench.super_packet((1, flow), segments, SIZE);
+            burst.push(packet).expect("room");
+        }
+        bench.refuse(refusals.iter().copied());
+        bench.transmit(&mut burst);
+        assert_eq!(burst.is_empty(), refusals.is_empty());
+        bench.transmit(&mut burst);
+        assert!(burst.is_empty());
+        assert_eq!(bench.calls(), 3 + 2 + refusals.len().min(1), "61 segments fill a datagram");
+        for (flow, counts) in [(1, &[64, 64, 2][..]), (2, &[64, 10])] {
+            let sent = bench.outgoing.wire.sent.iter().map(|(_, _, bytes)| &bytes[HEADER_LEN..]);
+            let of_flow = sent.filter(|frame| frame[37] == flow);
+            let wanted = counts.iter().flat_map(|count| 0..*count);
+            let firsts = of_flow.map(|frame| (frame[54], frame[38..42].to_vec()));
+            let wanted = wanted.map(|number: u8| {
+                (number, (u32::from(number) * SIZE as u32).to_be_bytes().to_vec())
+            });
+            assert!(firsts.eq(wanted), "flow {flow}");
+        }
+        bench.assert_done(64 + 64 + 64 + 10 + 2);
+    }
+}
+
+/// Goal: a burst that waits for a full socket is not looked at before the socket has room.
+#[test]
+fn a_full_socket_is_asked_first() {
+    let mut bench = Bench::new();
+    bench.refuse([Some(Refusal::Is(Errno::AGAIN))]);
+    let mut burst = bench.send(&[(1, 1, 100)]);
+    assert_eq!(bench.calls(), 1);
+    bench.outgoing.wire.has_room = false;
+    bench.transmit(&mut burst);
+    assert_eq!((bench.calls(), burst.len()), (0, 1));
+    bench.outgoing.wire.has_room = true;
+    bench.transmit(&mut burst);
+    assert_eq!((bench.calls(), burst.len()), (1, 0));
+    bench.outgoing.wire.has_room = false;
+    assert!(bench.send(&[(1, 1, 100)]).is_empty(), "it was not full");
+    bench.assert_done(2);
 }
 
 /// Goal: where the kernel cannot segment, each frame leaves by itself; a socket that is full in the

@@ -1,7 +1,8 @@
 //! What remotes of a VXLAN port send: datagrams, coalesced or not, and frames that it answers.
 //!
 //! Frames that are taken out go through a coalescer and to a switch, as a port's do. Input: VXLAN
-//! header or not, size of coalesced datagrams, bytes.
+//! header or not, heads apart or not, size of coalesced datagrams, lengths of heads and turns if
+//! apart, bytes. A read with heads apart must yield what the same bytes in order do.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -9,10 +10,11 @@ use std::num::NonZeroU16;
 use towpath_net::gro::Coalescer;
 use towpath_net::switch::{Config, Context, Egress, PortConfig, PortId, Role, Switch};
 use towpath_net::time::Instant;
-use towpath_net::vxlan::decapsulate::decapsulate;
+use towpath_net::vxlan::decapsulate::{Heads, Refused, decapsulate, decapsulate_heads};
 use towpath_net::vxlan::{HEADER_LEN, Vni, answers, header};
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Ledger, Packet};
+use towpath_packet::packet::PEEK_BYTES;
+use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
 
 use crate::input::Input;
 use crate::packets::{check_returned, memory, received};
@@ -29,7 +31,13 @@ impl Egress for Taken {
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let (choice, size) = (input.u8(), input.u16());
-    let vni = Vni::new(100).expect("24 bits");
+    let turns = (choice & 2 != 0).then(|| {
+        let (head, size) = (input.u8(), input.u16());
+        // A turn has more bytes than a head.
+        let size = size.max(PEEK_BYTES as u16 + 1);
+        (1 + usize::from(head) % PEEK_BYTES, NonZeroU16::new(size).expect("not zero"))
+    });
+    let (vni, _) = network();
     let mut bytes = Vec::new();
     if choice & 1 != 0 {
         bytes.extend(header(vni));
@@ -46,27 +54,28 @@ pub fn run(data: &[u8]) {
     let mut memory = memory();
     let ledger = Ledger::new();
     let mut burst = Burst::new();
+    let gro_size = NonZeroU16::new(size);
+    if let Some(turns) = turns
+        && bytes.len() <= usize::from(u16::MAX)
+    {
+        let in_order = read(&mut memory, &bytes, gro_size);
+        assert_eq!(read_in_turns(&mut memory, &ledger, &bytes, turns, gro_size), in_order);
+    }
     if let Some(mut read) = received(&mut memory, &bytes) {
         let pieces: Vec<_> = read.take_pieces().collect();
         drop(read);
         let mut coalescer = Coalescer::new(1);
         let mut out: Vec<Packet> = Vec::new();
         let mut total = 0;
-        decapsulate(
-            pieces.into_iter(),
-            NonZeroU16::new(size),
-            (vni, 1450),
-            &mut memory,
-            &mut |one, _| {
-                let Ok((packet, headers)) = one else { return };
-                total += packet.len() + HEADER_LEN;
-                let mut keep = |packet, ()| out.push(packet);
-                match headers {
-                    Some(headers) => coalescer.receive(packet, &headers, (), &ledger, &mut keep),
-                    None => keep(packet, ()),
-                }
-            },
-        );
+        decapsulate(pieces.into_iter(), gro_size, network(), &mut memory, &mut |one, _| {
+            let Ok((packet, headers)) = one else { return };
+            total += packet.len() + HEADER_LEN;
+            let mut keep = |packet, ()| out.push(packet);
+            match headers {
+                Some(headers) => coalescer.receive(packet, &headers, (), &ledger, &mut keep),
+                None => keep(packet, ()),
+            }
+        });
         assert!(total <= bytes.len(), "frames of {total} bytes from {}", bytes.len());
         coalescer.flush(&mut |packet, ()| out.push(packet));
         for packet in out {
@@ -83,4 +92,58 @@ pub fn run(data: &[u8]) {
     switch.forward(from, &mut burst, &mut cx, &mut Taken);
     drop(burst);
     check_returned(memory);
+}
+
+/// What was taken out of a read: frames, and why others were refused; and which heads the next read
+/// is to be prepared for.
+type Outcome = (Vec<Result<Vec<u8>, Refused>>, Option<usize>);
+
+fn network() -> (Vni, u16) {
+    (Vni::new(100).expect("24 bits"), 1450)
+}
+
+/// Takes the frames out of a read.
+fn read(memory: &mut Memory, bytes: &[u8], gro_size: Option<NonZeroU16>) -> Outcome {
+    let Some(mut read) = received(memory, bytes) else { return Outcome::default() };
+    let pieces: Vec<_> = read.take_pieces().collect();
+    drop(read);
+    let mut all = Vec::new();
+    let head = decapsulate(pieces.into_iter(), gro_size, network(), memory, &mut |one, _| {
+        all.push(one.map(|(packet, _)| frame_of(&packet)));
+    });
+    (all, head)
+}
+
+/// Takes the frames out of a read with heads apart.
+fn read_in_turns(
+    memory: &mut Memory,
+    ledger: &Ledger,
+    bytes: &[u8],
+    (head, size): (usize, NonZeroU16),
+    gro_size: Option<NonZeroU16>,
+) -> Outcome {
+    let (mut heads, mut behind) = (Vec::new(), Vec::new());
+    for turn in bytes.chunks(size.get().into()) {
+        let (front, rest) = turn.split_at(head.min(turn.len()));
+        heads.extend(front);
+        behind.extend(rest);
+    }
+    let Some(mut read) = received(memory, &behind) else { return Outcome::default() };
+    let pieces: Vec<_> = read.take_pieces().collect();
+    drop(read);
+    let heads = Heads { bytes: &heads, head, size };
+    let mut all = Vec::new();
+    let each = &mut |one: Result<(Packet, _), Refused>, _: &mut Memory| {
+        all.push(one.map(|(packet, _)| frame_of(&packet)));
+    };
+    let pieces = pieces.into_iter();
+    let head = decapsulate_heads(&heads, pieces, gro_size, network(), (memory, ledger), each);
+    (all, head)
+}
+
+/// The bytes of a frame.
+fn frame_of(packet: &Packet) -> Vec<u8> {
+    let mut bytes = vec![0; packet.len()];
+    assert_eq!(packet.copy_to(&mut bytes, &Ledger::new()), bytes.len());
+    bytes
 }

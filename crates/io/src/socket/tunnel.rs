@@ -3,7 +3,8 @@
 //! A run of datagrams of one size leaves in one call with `UDP_SEGMENT`; each has headers of its
 //! own. Of a run that arrives (`UDP_GRO`), the kernel copies the heads of the datagrams into
 //! private memory and what is behind them into frames, where the payload of successive datagrams
-//! is then contiguous ([`UdpSocket::receive_heads`]).
+//! is then contiguous ([`UdpSocket::receive_heads`]). The caller knows or guesses the lengths; if
+//! it was wrong, all bytes are there, in other places.
 //!
 //! No datagram is fragmented: the kernel refuses those that are larger than the path's MTU as it
 //! knows it. Sources: udp(7), ip(7), ipv6(7), RFC 7348 §4.3.
@@ -30,8 +31,10 @@ use towpath_packet::{Memory, Piece};
 /// Most parts of one send: 64 datagrams, each with two headers and a payload across two frames.
 pub const SEND_PARTS_MAX: usize = 256;
 
-/// Most datagrams that are received with their heads apart: `UDP_GRO_CNT_MAX` of the kernel.
+/// Most turns of a read with heads apart: `UDP_GRO_CNT_MAX` of the kernel.
 pub const HEADS_MAX: usize = 64;
+/// Bytes of the largest datagram, and of all that are coalesced.
+const DATAGRAM_BYTES_MAX: usize = 65_535;
 
 /// A part of what is sent.
 #[derive(Clone, Debug)]
@@ -44,47 +47,52 @@ pub enum Part<'a> {
     Range(&'a Piece, Range<usize>),
 }
 
-/// A run of coalesced datagrams, each of which is received in two parts: a head of the same number
-/// of bytes, and what is behind it.
+/// How a read is laid out, in turns: a head, what is behind it, the next head, and so on, as in a
+/// run of coalesced datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// Bytes of each head. A last datagram that is shorter is all head.
+pub struct Turns {
+    /// Bytes of each head.
     pub head: usize,
-    /// Bytes of each datagram but the last, which may be shorter; more than a head.
+    /// Bytes of each turn, more than a head. All turns of a read have room for any datagram if this
+    /// is at least 1024.
     pub size: NonZeroU16,
-    /// Bytes of all datagrams.
-    pub len: usize,
 }
 
-impl Heads {
-    /// Number of datagrams.
-    pub fn count(&self) -> usize {
-        self.len.div_ceil(self.size.get().into())
-    }
-
-    /// Bytes of all heads.
-    pub fn bytes(&self) -> usize {
-        let others = self.count().saturating_sub(1);
-        others * self.head + self.head.min(self.len - others * usize::from(self.size.get()))
-    }
-
-    /// Bytes behind the heads.
-    pub fn payload(&self) -> usize {
-        self.len - self.bytes()
+impl Turns {
+    /// How many of the first `len` bytes of a read are in heads.
+    pub fn in_heads(&self, len: usize) -> usize {
+        let size = usize::from(self.size.get());
+        len / size * self.head + self.head.min(len % size)
     }
 }
 
 /// Outcome of [`UdpSocket::receive_heads`].
 #[derive(Debug)]
 pub enum HeadsReceived {
-    /// The sender, and what is behind the heads.
-    Run(SocketAddr, Pieces),
+    /// A datagram, or several that the kernel has coalesced.
+    Some(HeadsRead),
     /// Frames are short: the datagrams wait in the socket, and nothing is lost.
     NoMemory,
-    /// The socket returned the error of an earlier datagram, or has become empty.
-    Nothing,
-    /// The socket had other datagrams than those that were described. They are lost.
-    Other,
+    /// The socket is empty.
+    Empty,
+    /// The socket returned the error of an earlier datagram.
+    Error,
+}
+
+/// What [`UdpSocket::receive_heads`] has read.
+#[derive(Debug)]
+pub struct HeadsRead {
+    /// The sender.
+    pub from: SocketAddr,
+    /// Bytes of all datagrams.
+    pub len: usize,
+    /// Bytes of each coalesced datagram but the last, which may be shorter. `None` for a single
+    /// one.
+    pub gro_size: Option<NonZeroU16>,
+    /// What is behind the heads.
+    pub pieces: Pieces,
+    /// There was more than all turns have room for. It is lost.
+    pub truncated: bool,
 }
 
 impl UdpSocket {
@@ -130,51 +138,54 @@ impl UdpSocket {
         Ok(Some((received.bytes, size)))
     }
 
-    /// Receives coalesced datagrams, which [`UdpSocket::peek`] has seen, with their heads apart:
-    /// one behind the other in the first [`Heads::bytes`] bytes of `heads`.
+    /// Receives a datagram, or coalesced ones, laid out in turns: all heads one behind the other in
+    /// `heads`, [`Turns::in_heads`] bytes, and the other bytes in pieces. They need not have the
+    /// lengths of the turns.
     ///
     /// # Errors
     /// Those of recvmsg(2) that concern the socket; the datagrams stay in it.
     ///
     /// # Panics
-    /// If `heads` is too short, or there are more datagrams than [`HEADS_MAX`].
+    /// If `heads` has no room for [`HEADS_MAX`] heads, or a turn has no more bytes than a head.
     pub fn receive_heads(
         &self,
         buffer: &mut ReceiveBuffer,
         memory: &mut Memory,
         heads: &mut [u8],
-        run: &Heads,
+        turns: &Turns,
     ) -> io::Result<HeadsReceived> {
-        let (payload, size) = (run.payload(), usize::from(run.size.get()));
-        if buffer.prepare(memory, payload) < payload {
+        let size = usize::from(turns.size.get());
+        let most = DATAGRAM_BYTES_MAX.min(HEADS_MAX * size);
+        let in_heads = turns.in_heads(most);
+        if buffer.prepare(memory, most - in_heads) < most - in_heads {
             return Ok(HeadsReceived::NoMemory);
         }
         let mut address = [0; ADDRESS_BYTES];
         let mut control = Control::new();
         let received = {
             let mut slices = empty_slices::<SLICES_MAX>();
-            let layout = (run.head, size - run.head);
-            let used = buffer.slices_behind(&mut heads[..run.bytes()], layout, &mut slices);
+            let layout = (turns.head, size - turns.head);
+            let used = buffer.slices_behind(&mut heads[..in_heads], layout, &mut slices);
             let slices = &mut slices[..used];
             let flags = libc::MSG_DONTWAIT;
             let fd = self.as_fd();
             match sys::receive_message(fd, slices, &mut address, &mut control.0, flags) {
                 Ok(received) => received,
-                Err(errno) if errno == Errno::AGAIN || is_soft(errno) => {
-                    return Ok(HeadsReceived::Nothing);
-                }
+                Err(Errno::AGAIN) => return Ok(HeadsReceived::Empty),
+                Err(errno) if is_soft(errno) => return Ok(HeadsReceived::Error),
                 Err(errno) => return Err(errno.into()),
             }
         };
         let mut messages = control_messages(&control.0[..received.control_len]);
-        let found = messages.find_map(|message| gro_size(&message, received.bytes));
-        let is_it = (received.bytes, found) == (run.len, Some(run.size))
-            && received.flags & libc::MSG_TRUNC == 0;
-        let from = decode_address(&address[..received.address_len]);
-        let (Some(from), true) = (from, is_it) else { return Ok(HeadsReceived::Other) };
+        let gro_size = messages.find_map(|message| gro_size(&message, received.bytes));
+        let truncated = received.flags & libc::MSG_TRUNC != 0;
+        let Some(from) = decode_address(&address[..received.address_len]) else {
+            return Ok(HeadsReceived::Error);
+        };
+        let len = received.bytes;
         let mut pieces = Pieces::default();
-        buffer.take(payload, |piece| pieces.push(piece));
-        Ok(HeadsReceived::Run(from, pieces))
+        buffer.take(len - turns.in_heads(len), |piece| pieces.push(piece));
+        Ok(HeadsReceived::Some(HeadsRead { from, len, gro_size, pieces, truncated }))
     }
 
     /// True if the socket has room for more to send, or an error to report.
@@ -297,24 +308,16 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_those_of_the_datagrams() {
-        let run = |head, size, len| Heads { head, size: NonZeroU16::new(size).expect("size"), len };
-        for (run, count, bytes, payload) in [
-            (run(4, 10, 20), 2, 8, 12),
-            (run(4, 10, 25), 3, 12, 13),
-            (run(4, 10, 22), 3, 10, 12),
-            (run(4, 10, 9), 1, 4, 5),
-        ] {
-            assert_eq!(
-                (run.count(), run.bytes(), run.payload()),
-                (count, bytes, payload),
-                "{run:?}"
-            );
+    fn heads_are_those_of_the_turns() {
+        let turns = Turns { head: 4, size: NonZeroU16::new(10).expect("size") };
+        for (len, in_heads) in [(0, 0), (3, 3), (4, 4), (9, 4), (10, 4), (12, 6), (25, 12)] {
+            assert_eq!(turns.in_heads(len), in_heads, "{len}");
         }
     }
 
-    /// Goal: heads arrive apart from payload, which is contiguous; short memory and a wrong
-    /// description do no harm. A busy system may drop datagrams, so they are sent again.
+    /// Goal: heads arrive apart from what is behind them, which is contiguous, whether the turns
+    /// are those of the datagrams or not; short memory does no harm. A busy system may drop
+    /// datagrams, so they are sent again.
     #[test]
     fn heads_arrive_apart() {
         let mut memory =
@@ -322,6 +325,7 @@ mod tests {
         let loopback = SocketAddr::new(IpAddr::from([127, 0, 0, 1]), 0);
         let [from, to] = [(); 2].map(|()| UdpSocket::bind(loopback, None).expect("a socket"));
         from.set_tunnel(1 << 16).expect("options");
+        assert!(from.is_writable());
         let at = to.local().expect("bound");
         let empty = to.peek(&mut [0; 4]).expect_err("nothing was sent");
         assert_eq!(empty.kind(), io::ErrorKind::WouldBlock);
@@ -343,30 +347,38 @@ mod tests {
             }
             false
         };
+        let mut heads = [0; 64 * 8];
+        let turns = |head, size| Turns { head, size: NonZeroU16::new(size).expect("size") };
+        let none = to.receive_heads(&mut buffer, &mut memory, &mut heads, &turns(2, 6));
+        assert!(matches!(none, Ok(HeadsReceived::Empty)));
         if !send(&mut buffer, &mut memory) {
             eprintln!("skipped: this kernel coalesces no datagrams");
             return;
         }
-        let run = Heads { head: 2, size: NonZeroU16::new(6).expect("size"), len: 14 };
-        let mut heads = [0; 16];
         let mut none = Memory::new(MemoryConfig { packets: 1, small_frames: 0, large_frames: 0 });
-        let short = to.receive_heads(&mut ReceiveBuffer::new(), &mut none, &mut heads, &run);
+        let short =
+            to.receive_heads(&mut ReceiveBuffer::new(), &mut none, &mut heads, &turns(2, 6));
         assert!(matches!(short, Ok(HeadsReceived::NoMemory)));
-        match to.receive_heads(&mut buffer, &mut memory, &mut heads, &run).expect("received") {
-            HeadsReceived::Run(sender, pieces) => {
-                assert_eq!(sender, SocketAddr::new(at.ip(), from.local().expect("bound").port()));
-                let bytes: Vec<&[u8]> = pieces.iter().filter_map(Piece::bytes).collect();
-                assert_eq!(
-                    (bytes.concat().as_slice(), &heads[..6]),
-                    (&b"loadload"[..], &b"abcdef"[..])
-                );
+        for (turns, wanted) in [
+            (turns(2, 6), (&b"abcdef"[..], &b"loadload"[..])),
+            (turns(8, 1024), (b"abloadcd", b"loadef")),
+            (turns(1, 4), (b"aale", b"blodcdoadf")),
+        ] {
+            match to.receive_heads(&mut buffer, &mut memory, &mut heads, &turns).expect("received")
+            {
+                HeadsReceived::Some(read) => {
+                    let port = from.local().expect("bound").port();
+                    assert_eq!(read.from, SocketAddr::new(at.ip(), port));
+                    assert_eq!((read.len, read.gro_size), (14, NonZeroU16::new(6)));
+                    let bytes: Vec<&[u8]> = read.pieces.iter().filter_map(Piece::bytes).collect();
+                    let in_heads = &heads[..turns.in_heads(read.len)];
+                    assert_eq!((in_heads, bytes.concat().as_slice()), wanted);
+                    assert!(!read.truncated);
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
+            assert!(send(&mut buffer, &mut memory));
         }
-        assert!(send(&mut buffer, &mut memory));
-        let other = Heads { len: 12, ..run };
-        let read = to.receive_heads(&mut buffer, &mut memory, &mut heads, &other);
-        assert!(matches!(read, Ok(HeadsReceived::Other)));
         drop(buffer);
         assert_eq!((memory.small.out_count(), memory.large.out_count()), (0, 0));
     }

@@ -7,11 +7,12 @@
 //! loans. The first bytes of each datagram are copied into private memory once, and the headers of
 //! the frame are taken from that copy.
 //!
-//! If much arrives, the reader looks before it reads ([`head_of`]), and has the kernel put the
-//! headers of each datagram apart from its payload ([`Heads`]). The payload of successive segments
-//! is then contiguous, so a super-packet made of them has a piece for each frame of the read and
-//! not for each segment. A datagram with headers of another length is put together again, with a
-//! copy of its head.
+//! If much arrives, the reader has the kernel put the headers of each datagram apart from its
+//! payload ([`Heads`]). The payload of successive segments is then contiguous, so a super-packet
+//! made of them has a piece for each frame of the read and not for each segment. Where that pays is
+//! known from the reads before ([`decapsulate_heads`] returns it), or from a look ([`head_of`]). A
+//! datagram with headers of another length is put together again, with a copy of its head, and a
+//! read of datagrams of another length with a copy of all.
 //!
 //! A kernel that passes a tunnelled super-packet by an interface which takes such packets whole
 //! (veth, virtio) delivers it to a plain UDP socket as it is: one datagram, whose inner IP length
@@ -26,7 +27,8 @@
 
 use core::num::NonZeroU16;
 
-use towpath_packet::{Checksum, Gso, GsoKind, Ledger, Memory, Offload, Packet, Piece, Site};
+use towpath_packet::packet::PEEK_BYTES;
+use towpath_packet::{Checksum, Frame, Gso, GsoKind, Ledger, Memory, Offload, Packet, Piece, Site};
 
 use super::{HEADER_LEN, Malformed, Vni, parse};
 use crate::gso::{Shape, Splitter, partial};
@@ -39,11 +41,11 @@ use crate::wire::udp;
 /// Most datagrams of one read: `UDP_GRO_CNT_MAX` of the kernel.
 pub const DATAGRAMS_MAX: usize = 64;
 /// Handles that one read may need.
-pub const HANDLES_MAX: usize = DATAGRAMS_MAX + 1;
+pub const HANDLES_MAX: usize = DATAGRAMS_MAX + 2;
 
-/// Heads are read apart from datagrams of at least this many times their size: others have little
-/// payload to join.
-const PAYLOAD_SHARE: usize = 4;
+/// Heads are read apart from datagrams of at least so many bytes. Others have little payload to
+/// join, and [`DATAGRAMS_MAX`] turns of this length have room for any datagram.
+const DATAGRAM_BYTES_MIN: usize = 65_536 / DATAGRAMS_MAX;
 
 /// Why a datagram has no frame for the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,37 +64,63 @@ pub enum Refused {
 /// packet has. `gro_size` is the size of each coalesced datagram, `mtu` the largest IP packet of
 /// the network. Passes each frame to `each` with the headers of its TCP or UDP packet, or why there
 /// is none. The headers of a frame are private: up to the end of its TCP or UDP header, otherwise
-/// all bytes that were looked at.
+/// all bytes that were looked at. Returns what [`head_of`] says of the datagrams.
 pub fn decapsulate(
     pieces: impl Iterator<Item = Piece>,
+    gro_size: Option<NonZeroU16>,
+    network: (Vni, u16),
+    memory: &mut Memory,
+    each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
+) -> Option<usize> {
+    match whole_of(pieces, memory) {
+        Some(whole) => cut(whole, gro_size, network, memory, each),
+        None => {
+            each(Err(Refused::NoMemory), memory);
+            None
+        }
+    }
+}
+
+/// A packet of these pieces. `None` without a handle, or if they are too many.
+fn whole_of(mut pieces: impl Iterator<Item = Piece>, memory: &mut Memory) -> Option<Packet> {
+    let mut whole = memory.packet()?;
+    pieces.try_for_each(|piece| whole.push_piece(piece)).ok()?;
+    Some(whole)
+}
+
+/// Takes the frames out of what one read returned, as [`decapsulate`] does.
+fn cut(
+    mut whole: Packet,
     gro_size: Option<NonZeroU16>,
     (vni, mtu): (Vni, u16),
     memory: &mut Memory,
     each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
-) {
-    let Some(mut whole) = memory.packet() else { return each(Err(Refused::NoMemory), memory) };
-    for piece in pieces {
-        if whole.push_piece(piece).is_err() {
-            return each(Err(Refused::NoMemory), memory);
-        }
-    }
+) -> Option<usize> {
     let len = whole.payload_len();
-    let size = gro_size.map_or(len, |size| usize::from(size.get()));
-    if len <= size {
-        return each(open(whole, vni, mtu), memory);
+    let Some(gro_size) = gro_size.filter(|size| usize::from(size.get()) < len) else {
+        each(open(whole, vni, mtu), memory);
+        return None;
+    };
+    let start = whole.peek_headers();
+    if let Some(gso) = tunnelled(start, len, gro_size) {
+        each(open_super(whole, vni, gso), memory);
+        return None;
     }
-    if let Some(gso) = gro_size.and_then(|size| tunnelled(whole.peek_headers(), len, size)) {
-        return each(open_super(whole, vni, gso), memory);
-    }
+    let head = head_of(start, len, gro_size);
+    let size = usize::from(gro_size.get());
     let mut splitter = Splitter::new(whole.take_pieces(), size);
     for offset in (0..len).step_by(size).take(DATAGRAMS_MAX) {
-        let Some(mut part) = memory.packet() else { return each(Err(Refused::NoMemory), memory) };
+        let Some(mut part) = memory.packet() else {
+            each(Err(Refused::NoMemory), memory);
+            return head;
+        };
         splitter.split(size.min(len - offset), &mut part);
         each(open(part, vni, mtu), memory);
     }
     if len > DATAGRAMS_MAX * size {
         each(Err(Refused::NoMemory), memory);
     }
+    head
 }
 
 /// Bytes of the head of each of the coalesced datagrams that wait, if it pays to read heads and
@@ -102,39 +130,78 @@ pub fn head_of(start: &[u8], len: usize, size: NonZeroU16) -> Option<usize> {
     let frame = start.get(HEADER_LEN..)?;
     let headers = headers(frame).filter(|headers| headers.transport.is_some())?;
     let (head, datagram) = (HEADER_LEN + headers.end, usize::from(size.get()));
-    let is_mostly_payload = datagram >= PAYLOAD_SHARE * head;
+    let is_long = datagram >= DATAGRAM_BYTES_MIN;
     let is_run = len.div_ceil(datagram) <= DATAGRAMS_MAX && tunnelled(start, len, size).is_none();
-    (is_mostly_payload && is_run).then_some(head)
+    (is_long && is_run).then_some(head)
 }
 
-/// The heads of coalesced datagrams, one behind the other.
+/// A read whose first `head` bytes are private, the next `size - head` in pieces, and so on in
+/// turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
-    /// The heads.
+    /// The private bytes of all turns.
     pub bytes: &'a [u8],
-    /// Bytes of each but the last, which may be shorter.
+    /// Bytes of each head but the last, which may be shorter.
     pub head: usize,
-    /// Bytes behind each head but the last, which has what is left.
-    pub stretch: usize,
+    /// Bytes of each turn but the last, which may be shorter; more than a head.
+    pub size: NonZeroU16,
 }
 
-/// Takes the frames out of what one read returned with the heads apart: `payload` bytes in
-/// `pieces`. Otherwise as [`decapsulate`].
+/// Takes the frames out of what one read returned with heads apart, and the other bytes in
+/// `pieces`. The datagrams need not be those for which the read was prepared; the ledger counts
+/// what is copied then. Otherwise as [`decapsulate`]. None is lost if [`HANDLES_MAX`] handles are
+/// free, [`DATAGRAMS_MAX`] small frames, and large ones for all bytes of the read.
 ///
 /// # Panics
-/// If a head or a stretch has no bytes.
+/// If a head has no bytes, or a turn no more than a head.
 pub fn decapsulate_heads(
     heads: &Heads<'_>,
     pieces: impl Iterator<Item = Piece>,
-    payload: usize,
+    gro_size: Option<NonZeroU16>,
+    network: (Vni, u16),
+    (memory, ledger): (&mut Memory, &Ledger),
+    each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
+) -> Option<usize> {
+    let Some(mut behind) = whole_of(pieces, memory) else {
+        each(Err(Refused::NoMemory), memory);
+        return None;
+    };
+    let len = heads.bytes.len() + behind.payload_len();
+    if len == 0 {
+        each(Err(Refused::Short), memory);
+        return None;
+    }
+    let gro_size = gro_size.filter(|size| usize::from(size.get()) < len);
+    let size = gro_size.map_or(len, |size| size.get().into());
+    let (start, known) = heads.start(&behind);
+    let start = &start[..known];
+    let is_as_prepared = gro_size.map_or(len <= heads.turn(), |size| size == heads.size);
+    let is_super = gro_size.is_some_and(|size| tunnelled(start, len, size).is_some());
+    if is_as_prepared && !is_super {
+        open_turns(heads, behind, network, (memory, ledger), each);
+        return gro_size.and_then(|size| head_of(start, len, size));
+    }
+    if let Some(whole) = heads.join(&mut behind, memory, ledger) {
+        return cut(whole, gro_size, network, memory, each);
+    }
+    (0..len.div_ceil(size)).for_each(|_| each(Err(Refused::NoMemory), memory));
+    None
+}
+
+/// Takes the frames out of a read with a datagram in each turn.
+fn open_turns(
+    heads: &Heads<'_>,
+    mut behind: Packet,
     (vni, mtu): (Vni, u16),
     (memory, ledger): (&mut Memory, &Ledger),
     each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
 ) {
-    let mut splitter = Splitter::new(pieces, heads.stretch);
-    let mut left = payload;
-    for head in heads.bytes.chunks(heads.head) {
-        let len = heads.stretch.min(left);
+    let stretch = heads.turn() - heads.head;
+    let mut left = behind.payload_len();
+    let mut splitter = Splitter::new(behind.take_pieces(), stretch);
+    let mut turns = heads.bytes.chunks(heads.head);
+    for head in turns.by_ref().take(DATAGRAMS_MAX) {
+        let len = stretch.min(left);
         left -= len;
         let Some(mut packet) = memory.packet() else { return each(Err(Refused::NoMemory), memory) };
         let headers = headers_in_head(head);
@@ -148,6 +215,83 @@ pub fn decapsulate_heads(
             },
             memory,
         );
+    }
+    if turns.next().is_some() {
+        each(Err(Refused::NoMemory), memory);
+    }
+}
+
+impl Heads<'_> {
+    fn turn(&self) -> usize {
+        self.size.get().into()
+    }
+
+    /// The first bytes of the first turn, and how many. `behind` has those behind the heads.
+    fn start(&self, behind: &Packet) -> ([u8; PEEK_BYTES], usize) {
+        let (mut start, mut rest) = ([0; PEEK_BYTES], [0; PEEK_BYTES]);
+        let head = self.bytes.len().min(self.head).min(PEEK_BYTES);
+        start[..head].copy_from_slice(&self.bytes[..head]);
+        let len = behind.copy_first(&mut rest).min(self.turn() - self.head).min(PEEK_BYTES - head);
+        start[head..][..len].copy_from_slice(&rest[..len]);
+        (start, head + len)
+    }
+
+    /// The bytes of the read in their order, copied. `None` without memory for that.
+    fn join(&self, behind: &mut Packet, memory: &mut Memory, ledger: &Ledger) -> Option<Packet> {
+        let mut whole = memory.packet()?;
+        let mut copy = FrameCopy { memory, frame: None, filled: 0 };
+        for head in self.bytes.chunks(self.head) {
+            copy.add(head, &mut whole)?;
+            let mut left = (self.turn() - self.head).min(behind.payload_len());
+            while left > 0 {
+                let piece = behind.pieces().next()?;
+                let bytes = piece.bytes()?;
+                let count = left.min(bytes.len());
+                copy.add(&bytes[..count], &mut whole)?;
+                behind.drop_front(count);
+                left -= count;
+            }
+        }
+        copy.finish(&mut whole)?;
+        ledger.count(Site::Linearise, whole.payload_len());
+        Some(whole)
+    }
+}
+
+/// Copies bytes into frames, which become the pieces of a packet.
+struct FrameCopy<'a> {
+    memory: &'a mut Memory,
+    frame: Option<Frame>,
+    /// Bytes in `frame`.
+    filled: usize,
+}
+
+impl FrameCopy<'_> {
+    /// Appends bytes. `None` if no frame is free.
+    fn add(&mut self, mut bytes: &[u8], to: &mut Packet) -> Option<()> {
+        while !bytes.is_empty() {
+            let frame = match &mut self.frame {
+                Some(frame) => frame,
+                None => self.frame.insert(self.memory.large.take()?),
+            };
+            let count = bytes.len().min(frame.len() - self.filled);
+            frame[self.filled..][..count].copy_from_slice(&bytes[..count]);
+            self.filled += count;
+            bytes = &bytes[count..];
+            if self.filled == frame.len() {
+                self.finish(to)?;
+            }
+        }
+        Some(())
+    }
+
+    /// Makes the frame that was filled last the next piece. `None` if a packet has no more.
+    fn finish(&mut self, to: &mut Packet) -> Option<()> {
+        if let Some(frame) = self.frame.take() {
+            to.push_piece(frame.freeze(self.filled)).ok()?;
+            self.filled = 0;
+        }
+        Some(())
     }
 }
 

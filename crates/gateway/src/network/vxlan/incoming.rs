@@ -4,40 +4,44 @@
 //!
 //! A read yields up to 64 datagrams that the kernel has coalesced. They are cut
 //! ([`decapsulate()`]), their senders are looked up and stations learned, and segments of one flow
-//! are joined to super-packets again. After a long run, the port looks at the next one before it
-//! reads, and has the kernel put headers and payload apart: a super-packet made of it is then as
-//! long as one can be. What does not fit the caller's burst waits here, and nothing is read
-//! meanwhile.
+//! are joined to super-packets again. What does not fit the caller's burst waits here, and nothing
+//! is read meanwhile.
+//!
+//! After a long run, the next reads have the kernel put headers and payload apart
+//! ([`decapsulate_heads`]): a super-packet made of a read is then as long as one can be. For that
+//! the lengths must be known before. While long runs differ, the port looks at each before it reads
+//! it. Once several in a row were alike, it reads the next without a look, as if it were like
+//! them ([`Forecast`]).
 //!
 //! Invariant: each datagram that was read is a frame, or counted as a drop.
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::receive::ReceiveBuffer;
-use towpath_io::socket::{Datagram, HEADS_MAX, Heads, HeadsReceived, UdpSocket};
+use towpath_io::socket::{Datagram, HEADS_MAX, HeadsReceived, Turns, UdpSocket};
 use towpath_net::gro::Coalescer;
 use towpath_net::time::Instant;
 use towpath_net::vxlan::Vni;
-use towpath_net::vxlan::decapsulate::{self, HANDLES_MAX, Refused, decapsulate, decapsulate_heads};
+use towpath_net::vxlan::decapsulate::{
+    self, DATAGRAMS_MAX, HANDLES_MAX, Refused, decapsulate, decapsulate_heads,
+};
 use towpath_net::vxlan::remotes::{RemoteId, Remotes};
 use towpath_net::wire::MacAddr;
 use towpath_net::wire::headers::Headers;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::PEEK_BYTES;
-use towpath_packet::{Burst, Context, Input, Ledger, Packet};
+use towpath_packet::pool::LARGE_FRAMES_PER_PACKET;
+use towpath_packet::{Burst, Context, Input, Ledger, Memory, Packet};
 
 use super::VxlanCounters;
 use crate::network::config::PortError;
 
 /// Reads of one call.
 pub(super) const READS_MAX: usize = 16;
-/// Datagrams of a read after which a next one is expected to have as many, and the number of other
-/// reads after which no longer.
-const RUN_LONG: usize = 8;
-const LOOKS: u8 = 8;
 
 /// The receiving half of a port; see the module documentation.
 pub(super) struct Incoming {
@@ -49,8 +53,7 @@ pub(super) struct Incoming {
     buffer: ReceiveBuffer,
     /// Heads of the datagrams of one read.
     heads: Box<[u8]>,
-    /// Reads that are preceded by a look, because there was a long run a short while ago.
-    looks: u8,
+    forecast: Forecast,
     coalescer: Box<Coalescer<()>>,
     /// Received packets that the next burst gets.
     received: VecDeque<Packet>,
@@ -65,7 +68,7 @@ impl Incoming {
             last: None,
             buffer: ReceiveBuffer::new(),
             heads: vec![0; HEADS_MAX * PEEK_BYTES].into(),
-            looks: 0,
+            forecast: Forecast::default(),
             coalescer: Box::new(Coalescer::new(seed)),
             received: VecDeque::with_capacity(2 * BURST_MAX),
         }
@@ -127,10 +130,18 @@ impl Incoming {
         if cx.memory.packets.free_count() < HANDLES_MAX {
             return Ok(Read::NoMemory);
         }
-        if self.looks > 0
-            && let Some(read) = self.read_heads(remotes, counters, cx)?
-        {
-            return Ok(read);
+        if self.forecast.expects_run() && has_frames(cx.memory) {
+            let turns = match self.forecast.turns() {
+                Some(turns) => Some(turns),
+                None => match self.look()? {
+                    Look::Turns(turns) => Some(turns),
+                    Look::Other => None,
+                    Look::Empty => return Ok(Read::Nothing),
+                },
+            };
+            if let Some(turns) = turns {
+                return self.read_heads(&turns, remotes, counters, cx);
+            }
         }
         let mut datagram = None;
         let give = |one: Datagram| datagram = Some(one);
@@ -150,62 +161,65 @@ impl Incoming {
         }
         let size = datagram.gro_size.map_or(datagram.len, |size| size.get().into());
         let count = datagram.len.div_ceil(size.max(1));
-        self.looks = if count >= RUN_LONG { LOOKS } else { self.looks.saturating_sub(1) };
         let Some(mut taker) = self.taker(datagram.from.ip(), count, (remotes, counters), cx) else {
             return Ok(Read::Some);
         };
         let (ledger, network) = (cx.ledger, taker.network);
         let pieces = datagram.pieces.into_iter();
-        decapsulate(pieces, datagram.gro_size, network, cx.memory, &mut |frame, _| {
+        let head = decapsulate(pieces, datagram.gro_size, network, cx.memory, &mut |frame, _| {
             taker.take(frame, ledger);
         });
+        self.forecast.note(count, datagram.gro_size, head);
         Ok(Read::Some)
     }
 
-    /// Looks at what waits, and if that is a long run of datagrams that are mostly payload, reads
-    /// them with their heads apart. `None` if they are something else.
-    fn read_heads(
-        &mut self,
-        remotes: &mut Remotes,
-        counters: &mut VxlanCounters,
-        cx: &mut Context<'_>,
-    ) -> Result<Option<Read>, PortError> {
+    /// Looks at what waits.
+    fn look(&mut self) -> Result<Look, PortError> {
         let mut start = [0; PEEK_BYTES];
         let (len, size) = match self.socket.peek(&mut start) {
             Ok(Some((len, Some(size)))) => (len, size),
-            Ok(_) => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Some(Read::Nothing));
-            }
+            Ok(_) => return Ok(Look::Other),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Look::Empty),
             Err(error) => return Err(error.into()),
         };
-        let Some(head) = decapsulate::head_of(&start[..len.min(PEEK_BYTES)], len, size) else {
-            return Ok(None);
-        };
-        let run = Heads { head, size, len };
-        let read = self.socket.receive_heads(&mut self.buffer, cx.memory, &mut self.heads, &run)?;
-        let (from, pieces) = match read {
-            HeadsReceived::Run(from, pieces) => (from, pieces),
-            HeadsReceived::NoMemory => return Ok(Some(Read::NoMemory)),
-            HeadsReceived::Nothing => return Ok(Some(Read::Some)),
-            HeadsReceived::Other => {
-                counters.truncated += 1;
-                return Ok(Some(Read::Some));
-            }
+        let head = decapsulate::head_of(&start[..len.min(PEEK_BYTES)], len, size);
+        Ok(head.map_or(Look::Other, |head| Look::Turns(Turns { head, size })))
+    }
+
+    /// Reads with the heads of datagrams apart, which are expected to be as long as these turns.
+    fn read_heads(
+        &mut self,
+        turns: &Turns,
+        remotes: &mut Remotes,
+        counters: &mut VxlanCounters,
+        cx: &mut Context<'_>,
+    ) -> Result<Read, PortError> {
+        let read =
+            self.socket.receive_heads(&mut self.buffer, cx.memory, &mut self.heads, turns)?;
+        let read = match read {
+            HeadsReceived::Some(read) => read,
+            HeadsReceived::NoMemory => return Ok(Read::NoMemory),
+            HeadsReceived::Empty => return Ok(Read::Nothing),
+            HeadsReceived::Error => return Ok(Read::Some),
         };
         counters.reads += 1;
+        if read.truncated {
+            counters.truncated += 1;
+            return Ok(Read::Some);
+        }
+        let count = read.gro_size.map_or(1, |size| read.len.div_ceil(size.get().into()));
         let heads = std::mem::take(&mut self.heads);
-        if let Some(mut taker) = self.taker(from.ip(), run.count(), (remotes, counters), cx) {
-            let stretch = usize::from(size.get()) - head;
-            let heads = decapsulate::Heads { bytes: &heads[..run.bytes()], head, stretch };
+        if let Some(mut taker) = self.taker(read.from.ip(), count, (remotes, counters), cx) {
+            let bytes = &heads[..turns.in_heads(read.len)];
+            let of_read = decapsulate::Heads { bytes, head: turns.head, size: turns.size };
             let (ledger, network) = (cx.ledger, taker.network);
-            let (pieces, memory) = (pieces.into_iter(), (&mut *cx.memory, ledger));
-            decapsulate_heads(&heads, pieces, run.payload(), network, memory, &mut |frame, _| {
-                taker.take(frame, ledger);
-            });
+            let (pieces, memory) = (read.pieces.into_iter(), (&mut *cx.memory, ledger));
+            let each = &mut |frame, _: &mut Memory| taker.take(frame, ledger);
+            let head = decapsulate_heads(&of_read, pieces, read.gro_size, network, memory, each);
+            self.forecast.note(count, read.gro_size, head);
         }
         self.heads = heads;
-        Ok(Some(Read::Some))
+        Ok(Read::Some)
     }
 
     /// What takes the frames of a read of `count` datagrams from this address. `None` if it is no
@@ -296,7 +310,69 @@ enum Read {
     NoMemory,
 }
 
+/// What waits in the socket.
+enum Look {
+    /// A run, for which a read with these turns is right.
+    Turns(Turns),
+    /// Something else.
+    Other,
+    Empty,
+}
+
+/// What the next read is expected to find, from what the last ones found.
+#[derive(Default)]
+struct Forecast {
+    /// Reads, if they find no long run, until none is expected.
+    patience: u8,
+    /// The turns of the last long run.
+    turns: Option<Turns>,
+    /// Long runs in a row with these turns.
+    alike: u8,
+}
+
+impl Forecast {
+    /// True if there was a long run a short while ago.
+    fn expects_run(&self) -> bool {
+        self.patience > 0
+    }
+
+    /// The turns of the next run, if the last ones were alike.
+    fn turns(&self) -> Option<Turns> {
+        self.turns.filter(|_| self.alike >= ALIKE_MIN)
+    }
+
+    /// Notes a read of `count` datagrams of this size, whose heads are to be read apart if `head`
+    /// says so.
+    fn note(&mut self, count: usize, size: Option<NonZeroU16>, head: Option<usize>) {
+        if count < RUN_LONG {
+            self.patience = self.patience.saturating_sub(1);
+            return;
+        }
+        let turns = head.zip(size).map(|(head, size)| Turns { head, size });
+        let is_alike = turns.is_some() && turns == self.turns;
+        self.alike = if is_alike { self.alike.saturating_add(1) } else { 0 };
+        (self.patience, self.turns) = (PATIENCE, turns);
+    }
+}
+
+/// True if no datagram of a read with heads apart is lost for lack of frames, whatever arrives.
+fn has_frames(memory: &mut Memory) -> bool {
+    // Those of the read itself, and those of a copy.
+    let (small, large) = (1 + DATAGRAMS_MAX, 2 * LARGE_FRAMES_PER_PACKET);
+    memory.small.free_count() >= small && memory.large.free_count() >= large
+}
+
+/// Datagrams of a long run.
+const RUN_LONG: usize = 8;
+/// Other reads after a long run until none is expected.
+const PATIENCE: u8 = 8;
+/// Long runs in a row that were like the one before, after which the next is expected to be, too.
+const ALIKE_MIN: u8 = 4;
+
 fn source_of(packet: &Packet) -> MacAddr {
     let source = packet.headers().get(6..).and_then(|bytes| bytes.first_chunk());
     source.map_or(MacAddr::UNSPECIFIED, |address| MacAddr(*address))
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,8 @@
 //!
 //! Frames that are taken out go through a coalescer and to a switch, as a port's do. Input: VXLAN
 //! header or not, heads apart or not, size of coalesced datagrams, lengths of heads and turns if
-//! apart, bytes. A read with heads apart must yield what the same bytes in order do.
+//! apart, bytes. A read with heads apart must yield what the same bytes in order do, and segments
+//! that are joined before they are packets what those do that are packets first.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -10,11 +11,13 @@ use std::num::NonZeroU16;
 use towpath_net::gro::Coalescer;
 use towpath_net::switch::{Config, Context, Egress, PortConfig, PortId, Role, Switch};
 use towpath_net::time::Instant;
-use towpath_net::vxlan::decapsulate::{Heads, Refused, decapsulate, decapsulate_heads};
+use towpath_net::vxlan::decapsulate::{
+    Heads, Opened, Refused, TakeFrames, decapsulate, decapsulate_heads,
+};
 use towpath_net::vxlan::{HEADER_LEN, Vni, answers, header};
 use towpath_net::wire::MacAddr;
 use towpath_packet::packet::PEEK_BYTES;
-use towpath_packet::{Burst, Caps, Ledger, Memory, Packet};
+use towpath_packet::{Burst, Caps, Ledger, Memory, Offload, Packet, Piece};
 
 use crate::input::Input;
 use crate::packets::{check_returned, memory, received};
@@ -59,7 +62,12 @@ pub fn run(data: &[u8]) {
         && bytes.len() <= usize::from(u16::MAX)
     {
         let in_order = read(&mut memory, &bytes, gro_size);
-        assert_eq!(read_in_turns(&mut memory, &ledger, &bytes, turns, gro_size), in_order);
+        let mut packets = Packets(Vec::new());
+        let head = read_in_turns(&mut memory, &ledger, &bytes, turns, gro_size, &mut packets);
+        assert_eq!((packets.0, head), in_order);
+        let [joined, also_joined] = [true, false]
+            .map(|extends| join_turns(&mut memory, &ledger, &bytes, turns, gro_size, extends));
+        assert_eq!(joined, also_joined);
     }
     if let Some(mut read) = received(&mut memory, &bytes) {
         let pieces: Vec<_> = read.take_pieces().collect();
@@ -114,31 +122,84 @@ fn read(memory: &mut Memory, bytes: &[u8], gro_size: Option<NonZeroU16>) -> Outc
     (all, head)
 }
 
-/// Takes the frames out of a read with heads apart.
+/// Takes each frame by itself.
+struct Packets(Vec<Result<Vec<u8>, Refused>>);
+
+impl TakeFrames for Packets {
+    fn take(&mut self, frame: Opened, _: &mut Memory) {
+        self.0.push(frame.map(|(packet, _)| frame_of(&packet)));
+    }
+
+    fn extend(&mut self, _: &[u8], payload: Piece) -> Result<(), Piece> {
+        Err(payload)
+    }
+}
+
+/// Joins frames to super-packets, perhaps before they are packets.
+struct Joined<'a> {
+    coalescer: Coalescer<()>,
+    ledger: &'a Ledger,
+    packets: Vec<Packet>,
+    extends: bool,
+}
+
+impl TakeFrames for Joined<'_> {
+    fn take(&mut self, frame: Opened, _: &mut Memory) {
+        let mut keep = |packet, ()| self.packets.push(packet);
+        match frame {
+            Ok((packet, Some(headers))) => {
+                self.coalescer.receive(packet, &headers, (), self.ledger, &mut keep);
+            }
+            Ok((packet, None)) => keep(packet, ()),
+            Err(_) => {}
+        }
+    }
+
+    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece> {
+        if !self.extends {
+            return Err(payload);
+        }
+        let mut keep = |packet, ()| self.packets.push(packet);
+        self.coalescer.extend(headers, payload, self.ledger, &mut keep)
+    }
+}
+
+/// The super-packets and packets of a read with heads apart.
+fn join_turns(
+    memory: &mut Memory,
+    ledger: &Ledger,
+    bytes: &[u8],
+    turns: (usize, NonZeroU16),
+    gro_size: Option<NonZeroU16>,
+    extends: bool,
+) -> Vec<(Vec<u8>, Offload)> {
+    let mut joined = Joined { coalescer: Coalescer::new(1), ledger, packets: Vec::new(), extends };
+    read_in_turns(memory, ledger, bytes, turns, gro_size, &mut joined);
+    joined.coalescer.flush(&mut |packet, ()| joined.packets.push(packet));
+    joined.packets.iter().map(|packet| (frame_of(packet), *packet.offload())).collect()
+}
+
+/// Takes the frames out of a read with heads apart. Returns which heads the next read is to be
+/// prepared for.
 fn read_in_turns(
     memory: &mut Memory,
     ledger: &Ledger,
     bytes: &[u8],
     (head, size): (usize, NonZeroU16),
     gro_size: Option<NonZeroU16>,
-) -> Outcome {
+    frames: &mut impl TakeFrames,
+) -> Option<usize> {
     let (mut heads, mut behind) = (Vec::new(), Vec::new());
     for turn in bytes.chunks(size.get().into()) {
         let (front, rest) = turn.split_at(head.min(turn.len()));
         heads.extend(front);
         behind.extend(rest);
     }
-    let Some(mut read) = received(memory, &behind) else { return Outcome::default() };
+    let mut read = received(memory, &behind)?;
     let pieces: Vec<_> = read.take_pieces().collect();
     drop(read);
-    let heads = Heads { bytes: &heads, head, size };
-    let mut all = Vec::new();
-    let each = &mut |one: Result<(Packet, _), Refused>, _: &mut Memory| {
-        all.push(one.map(|(packet, _)| frame_of(&packet)));
-    };
-    let pieces = pieces.into_iter();
-    let head = decapsulate_heads(&heads, pieces, gro_size, network(), (memory, ledger), each);
-    (all, head)
+    let (heads, pieces) = (Heads { bytes: &heads, head, size }, pieces.into_iter());
+    decapsulate_heads(&heads, pieces, gro_size, network(), (memory, ledger), frames)
 }
 
 /// The bytes of a frame.

@@ -40,7 +40,7 @@ mod aggregate;
 use core::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::FixedState;
-use towpath_packet::{Checksum, Ledger, Packet};
+use towpath_packet::{Checksum, Ledger, Packet, Piece};
 
 use crate::gso::{IP_BYTES_MAX, Shape, partial, sum_is_right};
 use crate::wire::field::read_u16;
@@ -54,13 +54,16 @@ use aggregate::{Aggregate, Bucket};
 pub struct Coalescer<T> {
     buckets: [Bucket<T>; BUCKETS],
     hash: FixedState,
+    /// Bucket and place of what the last call merged into or held; `None` if it did neither.
+    last: Option<(usize, usize)>,
 }
 
 impl<T> Coalescer<T> {
     /// A coalescer that holds nothing. `seed` must be unpredictable, or strangers choose which
     /// flows share a bucket.
     pub fn new(seed: u64) -> Self {
-        Self { buckets: [const { Bucket::EMPTY }; BUCKETS], hash: FixedState::with_seed(seed) }
+        let buckets = [const { Bucket::EMPTY }; BUCKETS];
+        Self { buckets, hash: FixedState::with_seed(seed), last: None }
     }
 
     /// Processes a received packet with these headers, which are private: merges it, holds it, or
@@ -76,11 +79,13 @@ impl<T> Coalescer<T> {
         ledger: &Ledger,
         out: &mut impl FnMut(Packet, T),
     ) {
+        self.last = None;
         let Some(shape) = Shape::of(headers, packet.headers().len()) else {
             return out(packet, known);
         };
         let hash = self.flow_hash(packet.headers(), &shape);
-        let bucket = &mut self.buckets[hash as usize % BUCKETS];
+        let number = hash as usize % BUCKETS;
+        let bucket = &mut self.buckets[number];
         let place = bucket.find(hash, packet.headers(), &shape);
         if !may_merge(&packet, &shape) || !verify(&mut packet, &shape, ledger) {
             if let Some(place) = place {
@@ -90,10 +95,9 @@ impl<T> Coalescer<T> {
         }
         if let Some(place) = place {
             match bucket.at(place).merge(packet) {
-                Ok(last) => {
-                    if last {
-                        bucket.remove(place).finish(out);
-                    }
+                Ok(true) => return bucket.remove(place).finish(out),
+                Ok(false) => {
+                    self.last = Some((number, place));
                     return;
                 }
                 Err(refused) => {
@@ -108,10 +112,35 @@ impl<T> Coalescer<T> {
         if let Some(oldest) = bucket.push(Aggregate::new(packet, shape, hash, known)) {
             oldest.finish(out);
         }
+        self.last = Some((number, bucket.count() - 1));
+    }
+
+    /// Merges a segment that is no packet yet into the packet that the last call held or merged
+    /// into: it costs no handle then, and its flow is not searched. `headers` are all headers of
+    /// its frame.
+    ///
+    /// # Errors
+    /// The payload, if the segment is not the next of that packet. Nothing has changed: a packet
+    /// with these bytes is to be passed to [`receive`](Self::receive).
+    pub fn extend(
+        &mut self,
+        headers: &[u8],
+        payload: Piece,
+        ledger: &Ledger,
+        out: &mut impl FnMut(Packet, T),
+    ) -> Result<(), Piece> {
+        let Some((bucket, place)) = self.last else { return Err(payload) };
+        let bucket = &mut self.buckets[bucket];
+        if bucket.at(place).extend(headers, payload, ledger)? {
+            self.last = None;
+            bucket.remove(place).finish(out);
+        }
+        Ok(())
     }
 
     /// Delivers all held packets, at the end of each burst.
     pub fn flush(&mut self, out: &mut impl FnMut(Packet, T)) {
+        self.last = None;
         for bucket in &mut self.buckets {
             while bucket.count() > 0 {
                 bucket.remove(0).finish(out);
@@ -171,8 +200,7 @@ fn ipv4_may_merge(header: &[u8]) -> bool {
 /// a verified checksum in the packet.
 fn verify(packet: &mut Packet, shape: &Shape, ledger: &Ledger) -> bool {
     let field = read_u16(packet.headers(), shape.checksum_at());
-    // Only UDP writes this value for a sum of zero; no other sum of non-zero bytes is zero.
-    let is_canonical = field != NEGATIVE_ZERO || shape.transport == Transport::Udp;
+    let is_canonical = is_canonical(field, shape);
     let mut offload = *packet.offload();
     match offload.checksum {
         Checksum::Unnecessary => is_canonical,
@@ -189,6 +217,15 @@ fn verify(packet: &mut Packet, shape: &Shape, ledger: &Ledger) -> bool {
             packet.set_offload(offload);
             true
         }
+    }
+}
+
+/// True if this is the form of a checksum that segmentation writes. Of the two zeros, UDP has one
+/// for a sum of zero and the other for no checksum; TCP has no sum of the former.
+fn is_canonical(field: u16, shape: &Shape) -> bool {
+    match shape.transport {
+        Transport::Tcp => field != NEGATIVE_ZERO,
+        Transport::Udp => field != 0,
     }
 }
 

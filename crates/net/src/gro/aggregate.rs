@@ -6,11 +6,11 @@
 use core::num::NonZeroU16;
 
 use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
-use towpath_packet::{Checksum, Gso, GsoKind, Offload, Packet};
+use towpath_packet::{Checksum, Gso, GsoKind, Ledger, Offload, Packet, Piece};
 
-use super::{AGGREGATES_PER_BUCKET, UDP_COALESCED_MAX};
-use crate::gso::{IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, partial};
-use crate::wire::field::write_u16;
+use super::{AGGREGATES_PER_BUCKET, UDP_COALESCED_MAX, is_canonical};
+use crate::gso::{IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, add_stretch, partial};
+use crate::wire::field::{read_u16, write_u16};
 use crate::wire::headers::{Transport, Version};
 use crate::wire::tcp::{self, Flags};
 
@@ -37,16 +37,39 @@ impl<T> Aggregate<T> {
     /// Merges the next packet of the flow, whose checksum has been verified. `Ok(true)` if no
     /// packet may follow it. Returns the packet if it is not the next segment or does not fit.
     pub(super) fn merge(&mut self, mut next: Packet) -> Result<bool, Packet> {
-        if !self.fits(&next) || !self.is_next(&next) {
+        let (len, pieces) = (next.payload_len(), next.piece_count());
+        let is_verified = next.offload().checksum == Checksum::Unnecessary;
+        if !self.fits(len, pieces) || !self.is_next(next.headers(), len, is_verified) {
             return Err(next);
         }
-        let len = next.payload_len();
         for piece in next.take_pieces() {
             self.packet.push_piece(piece).expect("the pieces were counted");
         }
+        Ok(self.ends_with(next.headers(), len))
+    }
+
+    /// Merges the next segment of the flow, which is no packet yet, as [`merge`](Self::merge) does.
+    /// Verifies its checksum.
+    pub(super) fn extend(
+        &mut self,
+        headers: &[u8],
+        payload: Piece,
+        ledger: &Ledger,
+    ) -> Result<bool, Piece> {
+        let len = payload.len();
+        let is_next = self.fits(len, 1) && self.is_next(headers, len, true);
+        if !is_next || !self.is_right(headers, &payload, ledger) {
+            return Err(payload);
+        }
+        self.packet.push_piece(payload).expect("the pieces were counted");
+        Ok(self.ends_with(headers, len))
+    }
+
+    /// Counts a segment that was merged. True if no packet may follow it.
+    fn ends_with(&mut self, headers: &[u8], len: usize) -> bool {
         self.count += 1;
         let ends = len < usize::from(self.size.get());
-        Ok(self.take_flags(next.headers()) || ends || self.count == self.count_max())
+        self.take_flags(headers) || ends || self.count == self.count_max()
     }
 
     /// Delivers the packet.
@@ -70,38 +93,50 @@ impl<T> Aggregate<T> {
         out(self.packet, self.known);
     }
 
-    /// True if `next` stays within the limits of a super-packet; a full one is delivered at once.
-    /// Only the last packet may be shorter than the first, and ends the super-packet.
-    fn fits(&self, next: &Packet) -> bool {
-        let payload = self.packet.payload_len() + next.payload_len();
-        next.payload_len() <= usize::from(self.size.get())
-            && self.packet.piece_count() + next.piece_count() <= PIECES_MAX
+    /// True if `len` more bytes in so many pieces stay within the limits of a super-packet; a full
+    /// one is delivered at once. Only the last packet may be shorter than the first, and ends the
+    /// super-packet.
+    fn fits(&self, len: usize, pieces: usize) -> bool {
+        let payload = self.packet.payload_len() + len;
+        len <= usize::from(self.size.get())
+            && self.packet.piece_count() + pieces <= PIECES_MAX
             && self.shape.ip_len(payload) <= IP_BYTES_MAX
     }
 
-    /// True if `next` is the segment that segmentation would produce next: equal headers except for
-    /// FIN and PSH, which the last segment may add.
-    fn is_next(&self, next: &Packet) -> bool {
-        let headers = next.headers();
+    /// True if these are the headers that segmentation would produce for the next segment, which
+    /// has `len` bytes, except for FIN and PSH, which the last segment may add.
+    fn is_next(&self, headers: &[u8], len: usize, is_verified: bool) -> bool {
         if headers.len() != self.shape.end {
             return false;
         }
         let mut expected = [0; HEADER_BYTES];
         let expected = &mut expected[..self.shape.end];
-        let (offset, len) = (self.packet.payload_len(), next.payload_len());
-        let part = Part { index: self.count, offset, len, last: false };
+        let part = Part { index: self.count, offset: self.packet.payload_len(), len, last: false };
         expected.copy_from_slice(self.packet.headers());
         self.shape.template(expected).patch(&part, expected);
         if self.shape.transport == Transport::Tcp {
             let at = self.shape.transport_at + tcp::at::FLAGS;
             expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;
         }
-        if next.offload().checksum == Checksum::Unnecessary {
-            // The checksum was verified, so it is the one that would be computed.
+        if is_verified {
+            // A checksum that is right is the one that would be computed.
             let at = self.shape.checksum_at();
             expected[at..at + 2].copy_from_slice(&headers[at..at + 2]);
         }
         expected == headers
+    }
+
+    /// True if the checksum of a segment is right and is the one that segmentation would write.
+    fn is_right(&self, headers: &[u8], payload: &Piece, ledger: &Ledger) -> bool {
+        let Self { shape, .. } = self;
+        let field = read_u16(headers, shape.checksum_at());
+        if !is_canonical(field, shape) {
+            return false;
+        }
+        let mut sum = shape.pseudo_header(headers, shape.transport_len(payload.len()));
+        sum.add(&headers[shape.transport_at..]);
+        add_stretch(&mut sum, payload, 0..payload.len(), ledger);
+        sum.fold() == 0xffff
     }
 
     /// Merges FIN and PSH of the packet just merged; true if either is set.

@@ -32,18 +32,35 @@ impl<I: Iterator<Item = Piece>> Splitter<I> {
     pub(crate) fn split(&mut self, len: usize, packet: &mut Packet) {
         let mut left = len;
         while left > 0 {
-            let mut piece = self.rest.take().unwrap_or_else(|| self.next_piece(left));
-            if piece.len() > left {
-                let part = match &mut self.holders {
-                    Some(holders) => holders.slice(&piece, 0, left),
-                    None => piece.slice(0, left),
-                };
-                piece.advance(left);
-                self.rest = Some(core::mem::replace(&mut piece, part));
-            }
+            let piece = self.next(left);
             left -= piece.len();
             packet.push_piece(piece).expect("a part has no more pieces than the whole");
         }
+    }
+
+    /// Takes the next `len` bytes, at least one, if they lie in one piece.
+    ///
+    /// # Panics
+    /// If no byte is left.
+    pub(crate) fn take_whole(&mut self, len: usize) -> Option<Piece> {
+        let piece = self.rest.take().unwrap_or_else(|| self.next_piece(len));
+        let is_whole = piece.len() >= len;
+        self.rest = Some(piece);
+        is_whole.then(|| self.next(len))
+    }
+
+    /// Takes the next bytes that lie in one piece, at most `most`.
+    fn next(&mut self, most: usize) -> Piece {
+        let mut piece = self.rest.take().unwrap_or_else(|| self.next_piece(most));
+        if piece.len() > most {
+            let part = match &mut self.holders {
+                Some(holders) => holders.slice(&piece, 0, most),
+                None => piece.slice(0, most),
+            };
+            piece.advance(most);
+            self.rest = Some(core::mem::replace(&mut piece, part));
+        }
+        piece
     }
 
     /// Takes the next piece, of which the current stretch needs at most `wanted` bytes.

@@ -60,6 +60,22 @@ pub enum Refused {
     NoMemory,
 }
 
+/// A frame with the headers of its TCP or UDP packet, or why there is none.
+pub type Opened = Result<(Packet, Option<Headers>), Refused>;
+
+/// Takes the frames of a read with heads apart.
+pub trait TakeFrames {
+    /// Takes a frame, or why there is none.
+    fn take(&mut self, frame: Opened, memory: &mut Memory);
+
+    /// Takes a frame that is no packet yet, and follows the frame that was taken last: its headers,
+    /// which end where those of the frame before did, and its payload.
+    ///
+    /// # Errors
+    /// The payload; nothing has changed. The frame is then made a packet.
+    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece>;
+}
+
 /// Takes the frames out of what one read returned: bytes in `pieces`, at most as many pieces as a
 /// packet has. `gro_size` is the size of each coalesced datagram, `mtu` the largest IP packet of
 /// the network. Passes each frame to `each` with the headers of its TCP or UDP packet, or why there
@@ -70,7 +86,7 @@ pub fn decapsulate(
     gro_size: Option<NonZeroU16>,
     network: (Vni, u16),
     memory: &mut Memory,
-    each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
+    each: &mut impl FnMut(Opened, &mut Memory),
 ) -> Option<usize> {
     match whole_of(pieces, memory) {
         Some(whole) => cut(whole, gro_size, network, memory, each),
@@ -94,7 +110,7 @@ fn cut(
     gro_size: Option<NonZeroU16>,
     (vni, mtu): (Vni, u16),
     memory: &mut Memory,
-    each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
+    each: &mut impl FnMut(Opened, &mut Memory),
 ) -> Option<usize> {
     let len = whole.payload_len();
     let Some(gro_size) = gro_size.filter(|size| usize::from(size.get()) < len) else {
@@ -160,15 +176,15 @@ pub fn decapsulate_heads(
     gro_size: Option<NonZeroU16>,
     network: (Vni, u16),
     (memory, ledger): (&mut Memory, &Ledger),
-    each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
+    frames: &mut impl TakeFrames,
 ) -> Option<usize> {
     let Some(mut behind) = whole_of(pieces, memory) else {
-        each(Err(Refused::NoMemory), memory);
+        frames.take(Err(Refused::NoMemory), memory);
         return None;
     };
     let len = heads.bytes.len() + behind.payload_len();
     if len == 0 {
-        each(Err(Refused::Short), memory);
+        frames.take(Err(Refused::Short), memory);
         return None;
     }
     let gro_size = gro_size.filter(|size| usize::from(size.get()) < len);
@@ -178,13 +194,14 @@ pub fn decapsulate_heads(
     let is_as_prepared = gro_size.map_or(len <= heads.turn(), |size| size == heads.size);
     let is_super = gro_size.is_some_and(|size| tunnelled(start, len, size).is_some());
     if is_as_prepared && !is_super {
-        open_turns(heads, behind, network, (memory, ledger), each);
+        open_turns(heads, behind, network, (memory, ledger), frames);
         return gro_size.and_then(|size| head_of(start, len, size));
     }
     if let Some(whole) = heads.join(&mut behind, memory, ledger) {
+        let each = &mut |frame, memory: &mut Memory| frames.take(frame, memory);
         return cut(whole, gro_size, network, memory, each);
     }
-    (0..len.div_ceil(size)).for_each(|_| each(Err(Refused::NoMemory), memory));
+    (0..len.div_ceil(size)).for_each(|_| frames.take(Err(Refused::NoMemory), memory));
     None
 }
 
@@ -194,30 +211,47 @@ fn open_turns(
     mut behind: Packet,
     (vni, mtu): (Vni, u16),
     (memory, ledger): (&mut Memory, &Ledger),
-    each: &mut impl FnMut(Result<(Packet, Option<Headers>), Refused>, &mut Memory),
+    frames: &mut impl TakeFrames,
 ) {
     let stretch = heads.turn() - heads.head;
     let mut left = behind.payload_len();
     let mut splitter = Splitter::new(behind.take_pieces(), stretch);
+    // The VXLAN header of the frame before, if that was taken with its head.
+    let mut before = None;
     let mut turns = heads.bytes.chunks(heads.head);
     for head in turns.by_ref().take(DATAGRAMS_MAX) {
         let len = stretch.min(left);
         left -= len;
-        let Some(mut packet) = memory.packet() else { return each(Err(Refused::NoMemory), memory) };
+        let mut payload = None;
+        if before.is_some()
+            && before == head.first_chunk::<HEADER_LEN>()
+            && len > 0
+            && let Some(whole) = splitter.take_whole(len)
+        {
+            match frames.extend(&head[HEADER_LEN..], whole) {
+                Ok(()) => continue,
+                Err(whole) => payload = Some(whole),
+            }
+        }
+        let Some(mut packet) = memory.packet() else {
+            return frames.take(Err(Refused::NoMemory), memory);
+        };
         let headers = headers_in_head(head);
         let has_head = headers.is_some() || push_copy(&mut packet, head, memory, ledger);
-        splitter.split(len, &mut packet);
-        each(
-            match headers {
-                Some(headers) => open_head(packet, head, &headers, vni, mtu),
-                None if has_head => open(packet, vni, mtu),
-                None => Err(Refused::NoMemory),
-            },
-            memory,
-        );
+        match payload {
+            Some(whole) => packet.push_piece(whole).expect("it has at most a head"),
+            None => splitter.split(len, &mut packet),
+        }
+        let frame = match headers {
+            Some(headers) => open_head(packet, head, &headers, vni, mtu),
+            None if has_head => open(packet, vni, mtu),
+            None => Err(Refused::NoMemory),
+        };
+        before = head.first_chunk().filter(|_| headers.is_some() && frame.is_ok());
+        frames.take(frame, memory);
     }
     if turns.next().is_some() {
-        each(Err(Refused::NoMemory), memory);
+        frames.take(Err(Refused::NoMemory), memory);
     }
 }
 

@@ -27,15 +27,14 @@ use towpath_net::gro::Coalescer;
 use towpath_net::time::Instant;
 use towpath_net::vxlan::Vni;
 use towpath_net::vxlan::decapsulate::{
-    self, DATAGRAMS_MAX, HANDLES_MAX, Refused, decapsulate, decapsulate_heads,
+    self, DATAGRAMS_MAX, HANDLES_MAX, Opened, TakeFrames, decapsulate, decapsulate_heads,
 };
 use towpath_net::vxlan::remotes::{RemoteId, Remotes};
 use towpath_net::wire::MacAddr;
-use towpath_net::wire::headers::Headers;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::pool::LARGE_FRAMES_PER_PACKET;
-use towpath_packet::{Burst, Context, Input, Ledger, Memory, Packet};
+use towpath_packet::{Burst, Context, Input, Ledger, Memory, Packet, Piece};
 
 use super::VxlanCounters;
 use crate::network::config::PortError;
@@ -164,11 +163,9 @@ impl Incoming {
         let Some(mut taker) = self.taker(datagram.from.ip(), count, (remotes, counters), cx) else {
             return Ok(Read::Some);
         };
-        let (ledger, network) = (cx.ledger, taker.network);
-        let pieces = datagram.pieces.into_iter();
-        let head = decapsulate(pieces, datagram.gro_size, network, cx.memory, &mut |frame, _| {
-            taker.take(frame, ledger);
-        });
+        let (pieces, network) = (datagram.pieces.into_iter(), taker.network);
+        let each = &mut |frame, memory: &mut Memory| taker.take(frame, memory);
+        let head = decapsulate(pieces, datagram.gro_size, network, cx.memory, each);
         self.forecast.note(count, datagram.gro_size, head);
         Ok(Read::Some)
     }
@@ -212,10 +209,9 @@ impl Incoming {
         if let Some(mut taker) = self.taker(read.from.ip(), count, (remotes, counters), cx) {
             let bytes = &heads[..turns.in_heads(read.len)];
             let of_read = decapsulate::Heads { bytes, head: turns.head, size: turns.size };
-            let (ledger, network) = (cx.ledger, taker.network);
-            let (pieces, memory) = (read.pieces.into_iter(), (&mut *cx.memory, ledger));
-            let each = &mut |frame, _: &mut Memory| taker.take(frame, ledger);
-            let head = decapsulate_heads(&of_read, pieces, read.gro_size, network, memory, each);
+            let (pieces, network) = (read.pieces.into_iter(), taker.network);
+            let (size, memory) = (read.gro_size, (&mut *cx.memory, cx.ledger));
+            let head = decapsulate_heads(&of_read, pieces, size, network, memory, &mut taker);
             self.forecast.note(count, read.gro_size, head);
         }
         self.heads = heads;
@@ -229,7 +225,7 @@ impl Incoming {
         from: IpAddr,
         count: usize,
         (remotes, counters): (&'a mut Remotes, &'a mut VxlanCounters),
-        cx: &Context<'_>,
+        cx: &Context<'a>,
     ) -> Option<Taker<'a>> {
         let Self { last, coalescer, received, network, .. } = self;
         let remote = match last {
@@ -242,8 +238,20 @@ impl Incoming {
                 }
             },
         };
-        let (network, now) = (*network, cx.now);
-        Some(Taker { remote, now, network, sender: None, remotes, counters, coalescer, received })
+        let (network, now, ledger) = (*network, cx.now, cx.ledger);
+        let (sender, may_extend) = (None, false);
+        Some(Taker {
+            remote,
+            now,
+            network,
+            sender,
+            may_extend,
+            remotes,
+            counters,
+            coalescer,
+            received,
+            ledger,
+        })
     }
 
     /// Moves what was received to a burst.
@@ -270,15 +278,19 @@ struct Taker<'a> {
     network: (Vni, u16),
     /// The station that sent the last frame.
     sender: Option<MacAddr>,
+    /// The last frame went to the coalescer, so it was allowed.
+    may_extend: bool,
     remotes: &'a mut Remotes,
     counters: &'a mut VxlanCounters,
     coalescer: &'a mut Coalescer<()>,
     received: &'a mut VecDeque<Packet>,
+    ledger: &'a Ledger,
 }
 
-impl Taker<'_> {
+impl TakeFrames for Taker<'_> {
     /// Learns where the sender of a frame is, and joins the frame to others of its flow.
-    fn take(&mut self, frame: Result<(Packet, Option<Headers>), Refused>, ledger: &Ledger) {
+    fn take(&mut self, frame: Opened, _: &mut Memory) {
+        self.may_extend = false;
         let (packet, headers) = match frame {
             Ok(frame) => frame,
             Err(reason) => return self.counters.refuse(reason),
@@ -296,9 +308,26 @@ impl Taker<'_> {
         self.counters.received_bytes += packet.len() as u64;
         let mut keep = |packet, ()| self.received.push_back(packet);
         match headers {
-            Some(headers) => self.coalescer.receive(packet, &headers, (), ledger, &mut keep),
+            Some(headers) => {
+                self.coalescer.receive(packet, &headers, (), self.ledger, &mut keep);
+                self.may_extend = true;
+            }
             None => keep(packet, ()),
         }
+    }
+
+    /// Joins a frame to the one before, from the same sender to the same station.
+    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece> {
+        if !self.may_extend {
+            return Err(payload);
+        }
+        let len = headers.len() + payload.len();
+        let Self { coalescer, received, ledger, .. } = self;
+        let mut keep = |packet, ()| received.push_back(packet);
+        coalescer.extend(headers, payload, ledger, &mut keep)?;
+        self.counters.received += 1;
+        self.counters.received_bytes += len as u64;
+        Ok(())
     }
 }
 

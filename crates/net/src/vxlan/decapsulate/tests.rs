@@ -1,6 +1,7 @@
 //! What is taken out of datagrams: frames, super-packets, and nothing else.
 
 use super::*;
+use crate::gro::Coalescer;
 use crate::gso::testing::*;
 use crate::gso::{Checksums, segment};
 use alloc::vec::Vec;
@@ -8,7 +9,74 @@ use proptest::prelude::*;
 use towpath_packet::Ledger;
 
 /// What was taken out of a read.
-type Frames = Vec<Result<(Packet, Option<Headers>), Refused>>;
+type Frames = Vec<Opened>;
+
+/// The bytes and offload fields of packets.
+type SuperPackets = Vec<(Vec<u8>, Offload)>;
+
+/// Takes each frame as a packet.
+struct Packets(Frames);
+
+impl TakeFrames for Packets {
+    fn take(&mut self, frame: Opened, _: &mut Memory) {
+        self.0.push(frame);
+    }
+
+    fn extend(&mut self, _: &[u8], payload: Piece) -> Result<(), Piece> {
+        Err(payload)
+    }
+}
+
+/// Takes frames as a port does: joins them to super-packets.
+struct Joined<'a> {
+    coalescer: Coalescer<()>,
+    ledger: &'a Ledger,
+    packets: Vec<Packet>,
+    refused: Vec<Refused>,
+    /// Whether frames are joined that are no packets yet, and how many were.
+    extends: bool,
+    extended: usize,
+}
+
+impl TakeFrames for Joined<'_> {
+    fn take(&mut self, frame: Opened, _: &mut Memory) {
+        let mut keep = |packet, ()| self.packets.push(packet);
+        match frame {
+            Ok((packet, Some(headers))) => {
+                self.coalescer.receive(packet, &headers, (), self.ledger, &mut keep);
+            }
+            Ok((packet, None)) => keep(packet, ()),
+            Err(reason) => self.refused.push(reason),
+        }
+    }
+
+    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece> {
+        if !self.extends {
+            return Err(payload);
+        }
+        let mut keep = |packet, ()| self.packets.push(packet);
+        self.coalescer.extend(headers, payload, self.ledger, &mut keep)?;
+        self.extended += 1;
+        Ok(())
+    }
+}
+
+/// Joins the frames of a read in turns to super-packets. Returns the bytes and offload fields of
+/// each, what was refused, and how many frames were joined without a packet of their own.
+fn join_turns(
+    memory: &mut Memory,
+    bytes: &[u8],
+    turns: (usize, usize),
+    extends: bool,
+) -> (SuperPackets, Vec<Refused>, usize) {
+    let ledger = &Ledger::new();
+    let (coalescer, packets, refused) = (Coalescer::new(1), Vec::new(), Vec::new());
+    let mut joined = Joined { coalescer, ledger, packets, refused, extends, extended: 0 };
+    take_turns(memory, ledger, bytes, turns, turns.1, &mut joined);
+    joined.coalescer.flush(&mut |packet, ()| joined.packets.push(packet));
+    let packets = joined.packets.iter().map(|packet| (bytes_of(packet), *packet.offload()));
+    (packets.collect(), joined.refused, joined.extended)
+}
 
 fn vni() -> Vni {
     Vni::new(100).expect("24 bits")
@@ -141,15 +209,16 @@ fn reads_are_bounded() {
 }
 
 /// Lays `bytes` out as a read in turns of `size` bytes with heads of `head` bytes does, and takes
-/// the frames out. The datagrams have `gro_size` bytes; 0 for a single one. Also returns which
-/// heads are to be expected.
-fn open_turns_of(
+/// the frames out. The datagrams have `gro_size` bytes; 0 for a single one. Returns which heads are
+/// to be expected.
+fn take_turns(
     memory: &mut Memory,
     ledger: &Ledger,
     bytes: &[u8],
     (head, size): (usize, usize),
     gro_size: usize,
-) -> (Frames, Option<usize>) {
+    frames: &mut impl TakeFrames,
+) -> Option<usize> {
     let (mut heads, mut behind) = (Vec::new(), Vec::new());
     for turn in bytes.chunks(size) {
         let (front, rest) = turn.split_at(head.min(turn.len()));
@@ -161,12 +230,22 @@ fn open_turns_of(
     drop(read);
     let size = NonZeroU16::new(size as u16).expect("bytes");
     let heads = Heads { bytes: &heads, head, size };
-    let mut all = Vec::new();
     let (pieces, network) = (pieces.into_iter(), (vni(), 1450));
-    let each = &mut |one, _: &mut Memory| all.push(one);
     let gro_size = NonZeroU16::new(gro_size as u16);
-    let head = decapsulate_heads(&heads, pieces, gro_size, network, (memory, ledger), each);
-    (all, head)
+    decapsulate_heads(&heads, pieces, gro_size, network, (memory, ledger), frames)
+}
+
+/// As [`take_turns`], with each frame as a packet.
+fn open_turns_of(
+    memory: &mut Memory,
+    ledger: &Ledger,
+    bytes: &[u8],
+    turns: (usize, usize),
+    gro_size: usize,
+) -> (Frames, Option<usize>) {
+    let mut all = Packets(Vec::new());
+    let head = take_turns(memory, ledger, bytes, turns, gro_size, &mut all);
+    (all.0, head)
 }
 
 /// As [`open_turns_of`], of a run of datagrams for which the read was prepared.
@@ -215,6 +294,24 @@ fn heads_are_read_apart() {
         assert_eq!(ledger.copied(), 0);
     }
     assert_all_back(&memory, &ledger);
+}
+
+/// Goal: segments that follow each other are joined without a packet for each: all that lie in one
+/// frame of the read.
+#[test]
+fn segments_are_joined_before_they_are_packets() {
+    let mut memory = memory();
+    for (v6, tcp) in [(false, true), (true, true), (false, false), (true, false)] {
+        let spec = Spec::plain(v6, tcp, pattern(12_000));
+        let frames: Vec<_> = spec.segments(1000).iter().map(Spec::frame).collect();
+        let bytes: Vec<u8> = frames.iter().flat_map(|frame| datagram(frame)).collect();
+        let size = frames[0].len() + HEADER_LEN;
+        let (packets, _, extended) = join_turns(&mut memory, &bytes, (size - 1000, size), true);
+        assert_eq!(packets, [(spec.partial_frame(), spec.offload(1000))]);
+        // The frames of the read have 2,048 bytes, so each has two whole segments or one.
+        assert!(extended >= 6, "{extended} of 11");
+    }
+    assert_no_memory_held(&memory);
 }
 
 /// Goal: heads are not read apart where that does not pay, or what arrives is no run of datagrams.
@@ -373,6 +470,45 @@ proptest! {
         let len: usize = all.iter().flatten().map(|(packet, _)| packet.len() + HEADER_LEN).sum();
         prop_assert!(len <= bytes.len());
         drop(all);
+        assert_no_memory_held(&memory);
+    }
+
+    /// Goal: segments are joined without a packet for each as they are with one. Bad input: bytes
+    /// that changed anywhere, also in the VXLAN header, and segments that are missing, come twice
+    /// or too early.
+    #[test]
+    fn segments_are_joined_as_packets_are(
+        v6 in any::<bool>(),
+        tcp in any::<bool>(),
+        len in 1..8000usize,
+        edits in prop::collection::vec((0..4u8, any::<usize>(), any::<usize>(), 1..=255u8), 0..4),
+    ) {
+        let mut memory = memory();
+        let spec = Spec::plain(v6, tcp, pattern(len));
+        let mut all: Vec<_> =
+            spec.segments(900).iter().map(|segment| datagram(&segment.frame())).collect();
+        let head = HEADER_LEN + Spec::plain(v6, tcp, Vec::new()).headers_len();
+        for (kind, index, at, bits) in edits {
+            let index = index % all.len();
+            let other = at % all.len();
+            match kind {
+                // Mostly in the headers.
+                0 => {
+                    let at = at % if bits & 1 == 0 { all[index].len() } else { head };
+                    all[index][at] ^= bits;
+                }
+                1 => all.swap(index, other),
+                2 => all.insert(index, all[other].clone()),
+                _ if all.len() > 1 => drop(all.remove(index)),
+                _ => {}
+            }
+        }
+        let bytes = all.concat();
+        let turns = (head, head + 900);
+        let [(with, refused, _), (without, also_refused, extended)] =
+            [true, false].map(|extends| join_turns(&mut memory, &bytes, turns, extends));
+        prop_assert_eq!(with, without);
+        prop_assert_eq!((refused, extended), (also_refused, 0));
         assert_no_memory_held(&memory);
     }
 

@@ -16,7 +16,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
-use crate::process_sys::netlink_ext_ack;
+use crate::sys::set_option;
 use message::{Reply, Request};
 
 pub mod dump;
@@ -144,7 +144,8 @@ impl Netlink {
         set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(REPLY_TIMEOUT))?;
         // Extended acknowledgements exist since Linux 4.12; without them errors have no
         // explanation.
-        let _ = netlink_ext_ack(socket.as_fd());
+        let on = 1i32.to_ne_bytes();
+        let _ = set_option(socket.as_fd(), libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, &on);
         Ok(Self { socket, sequence: 0 })
     }
 

@@ -287,28 +287,6 @@ pub(crate) fn namespace_kind(namespace: BorrowedFd<'_>) -> Result<c_int, Errno> 
     Ok(kind)
 }
 
-/// Requests the kernel's explanations of refused netlink requests (`NETLINK_EXT_ACK`).
-///
-/// # Errors
-/// Those of setsockopt(2); ENOPROTOOPT before Linux 4.12.
-pub(crate) fn netlink_ext_ack(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let on: c_int = 1;
-    // SAFETY: the kernel reads the option's value from `on`, with the size that is passed.
-    let error = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_NETLINK,
-            libc::NETLINK_EXT_ACK,
-            (&raw const on).cast(),
-            size_of::<c_int>() as libc::socklen_t,
-        )
-    };
-    if error != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
 /// Makes the kernel filter the system calls of this thread and of all that it starts by `program`,
 /// and returns the listener: the descriptor from which another process learns of calls that the
 /// filter reports (`SECCOMP_RET_USER_NOTIF`). The thread must have set `no_new_privs`.

@@ -259,6 +259,9 @@ fn strangers(host: &mut Host) {
         })
     });
     assert!(count(&near, "vxlan100", "resolved") > 0);
+    // Ports come and go while it is confined.
+    near.run(&["port", "add", "vxlan200", "--vxlan", "200:remote=10.9.0.2,port=4790"]);
+    near.run(&["port", "del", "vxlan200"]);
     near.end();
 }
 

@@ -1,8 +1,8 @@
 //! System calls about processes for which rustix has no safe wrapper. Contains unsafe code.
 //!
-//! One safe function per call. All but [`generation`] and those about the calls of other processes
-//! are for the time before the process has threads: a fork copies only the calling thread, and
-//! signal masks and filters belong to threads.
+//! One safe function per call. All but [`generation`], those about sockets and those about calls of
+//! other processes are for the time before the process has threads: a fork copies only the calling
+//! thread, and signal masks and filters belong to threads.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -395,6 +395,31 @@ pub(crate) fn socket_option(
     };
     check(result.into())?;
     Ok(len as usize)
+}
+
+/// `SO_ATTACH_REUSEPORT_CBPF`: has a program choose the socket of each datagram, by its index in
+/// the group of sockets that this one shares its address with.
+pub(crate) fn attach_reuseport_program(
+    fd: BorrowedFd<'_>,
+    program: &[libc::sock_filter],
+) -> Result<(), Errno> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| Errno::INVAL)?,
+        filter: program.as_ptr().cast_mut(),
+    };
+    // SAFETY: the kernel reads one `sock_fprog`, which lives on our stack, and the `len`
+    // instructions that it points to, which are borrowed for the call. It writes neither.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            &raw const program,
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    check(result).map(drop)
 }
 
 /// Returns the result of a system call, or the error of this thread's last one.

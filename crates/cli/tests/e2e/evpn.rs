@@ -265,19 +265,7 @@ impl KernelHost {
     /// Starts it, with a machine behind its bridge.
     fn start(lab: &Lab<'_>) -> (Self, Machine) {
         let there = lab.join(13);
-        let machine = Machine { namespace: Namespace::new(), number: 13 };
-        let holder = machine.namespace.holder();
-        there.run(|| {
-            batch(&format!(
-                "link add br100 type bridge\nlink set br100 up\n\
-                 link add vx100 type vxlan id 100 dstport 4789 local 192.0.2.13 nolearning\n\
-                 link set vx100 master br100\nlink set vx100 type bridge_slave learning off\n\
-                 link set vx100 up\n\
-                 link add guest type veth peer name eth0 netns {holder}\n\
-                 link set guest master br100\nlink set guest up\n"
-            ));
-        });
-        machine.configure();
+        let machine = Self::network(&there, 100, 13);
         let folder = lab.folder("kernel");
         let path = |name: &str| folder.join(name).to_str().expect("plain text").to_owned();
         let zebra = format!("{FRR}/zebra");
@@ -287,6 +275,24 @@ impl KernelHost {
         retry("zebra", || folder.join("zserv").exists().then_some(()));
         let bgpd = start_in(&there, &bgpd(&folder, FRR_HOST, &["-z", &zserv]));
         (Self { there, folder, daemons: [zebra, bgpd] }, machine)
+    }
+
+    /// Adds a network, with a machine behind its bridge.
+    fn network(there: &Namespace, vni: u32, number: u8) -> Machine {
+        let machine = Machine { namespace: Namespace::new(), number };
+        let holder = machine.namespace.holder();
+        there.run(|| {
+            batch(&format!(
+                "link add br{vni} type bridge\nlink set br{vni} up\n\
+                 link add vx{vni} type vxlan id {vni} dstport 4789 local 192.0.2.13 nolearning\n\
+                 link set vx{vni} master br{vni}\n\
+                 link set vx{vni} type bridge_slave learning off\nlink set vx{vni} up\n\
+                 link add guest{vni} type veth peer name eth0 netns {holder}\n\
+                 link set guest{vni} master br{vni}\nlink set guest{vni} up\n"
+            ));
+        });
+        machine.configure();
+        machine
     }
 
     /// What FRR's shell answers.
@@ -310,7 +316,8 @@ impl KernelHost {
 
 /// Goal: towpath and the kernel's device with FRR are one network around FRR as reflector. FRR
 /// accepts towpath's routes; a restart of the reflector interrupts nothing between towpaths; a
-/// machine that moves is found; a host that ends is forgotten.
+/// machine that moves is found; all hosts have a second network at the same UDP port; a host that
+/// ends is forgotten.
 fn with_frr(host: &mut Host) {
     let lab = Lab::new(host);
     let mut reflector = lab.frr_reflector();
@@ -354,6 +361,20 @@ fn with_frr(host: &mut Host) {
         reaches(&moved, &a, family);
     }
     wait_for(&far, "evpn", &[&format!("station {mac_b} VNI 100 at 192.0.2.11, 1 moves")]);
+
+    let d = KernelHost::network(&kernel.there, 200, 23);
+    let [e, f] =
+        [(&near, &first, 11, 24), (&far, &second, 12, 25)].map(|(network, there, at, number)| {
+            let (settings, tap) =
+                (format!("200:local=192.0.2.{at},learn=no"), format!("tap{number}"));
+            network.run(&["port", "add", "vxlan200", "--vxlan", &settings, "vlan", "20"]);
+            network.run(&["port", "add", &tap, "--tap", "vlan", "20"]);
+            there.run(|| Machine::with(&tap, number))
+        });
+    for (from, to) in [(&d, &e), (&e, &f), (&f, &d), (&moved, &a), (&a, &c)] {
+        reaches(from, to, Family::V4);
+    }
+    wait_for(&near, "evpn", &[&format!("station {} VNI 200 at 192.0.2.13", mac_of(&d))]);
 
     far.end();
     retry("the remote to go", || {

@@ -28,6 +28,11 @@ pub(crate) fn tests() -> Vec<Test> {
                 .unless(no_kernel_device),
         );
     }
+    all.push(
+        Test::new("tunnels_of_two_networks", &["nsenter"], two_networks)
+            .needs_root()
+            .unless(no_kernel_device),
+    );
     all.push(Test::new("tunnels_of_narrow_paths", &["nsenter"], narrow).needs_root());
     all.push(Test::new("tunnels_refuse_strangers", &["nsenter"], strangers).needs_root());
     all.push(Test::new("tunnels_have_no_loops", &["nsenter"], no_loops).needs_root());
@@ -150,6 +155,21 @@ fn of_two(host: &mut Host, outer: Family) {
     far.end();
 }
 
+/// Makes a machine whose interface is a VXLAN device of the other host's kernel.
+fn behind_kernel(other: &Other, outer: Family, vni: &str, number: u8) -> Machine {
+    let [local, remote] = [2, 1].map(|number| of_host(outer, number).to_string());
+    let machine = Machine { namespace: Namespace::new(), number };
+    let holder = machine.namespace.holder().to_string();
+    other.namespace.run(|| {
+        let add = ["link", "add", "eth0", "type", "vxlan", "id", vni, "dstport", "4789"];
+        run("ip", [&add[..], &["local", &local, "remote", &remote]].concat());
+        // Its tunnel stays in the namespace where it was made.
+        run("ip", ["link", "set", "eth0", "netns", &holder]);
+    });
+    machine.configure();
+    machine
+}
+
 /// Goal: a machine here and one behind the kernel's VXLAN device of another host reach each other,
 /// and every byte arrives intact. Over veth the kernel passes tunnelled super-packets whole, and
 /// packets with partial checksums.
@@ -159,21 +179,60 @@ fn kernel(host: &mut Host, outer: Family) {
     let a = Machine::with("tap20", 20);
     let mtu = if outer == Family::V4 { 1450 } else { 1430 };
     fit(&a, mtu);
-    let [local, remote] = [2, 1].map(|number| of_host(outer, number).to_string());
-    let b = Machine { namespace: Namespace::new(), number: 21 };
-    let holder = b.namespace.holder().to_string();
-    other.namespace.run(|| {
-        let add = ["link", "add", "eth0", "type", "vxlan", "id", "100", "dstport", "4789"];
-        run("ip", [&add[..], &["local", &local, "remote", &remote]].concat());
-        // Its tunnel stays in the namespace where it was made.
-        run("ip", ["link", "set", "eth0", "netns", &holder]);
-    });
-    b.configure();
+    let b = behind_kernel(&other, outer, "100", 21);
     for family in Family::BOTH {
         exchange(&a, &b, family);
         exchange(&b, &a, family);
     }
     println!("{}", near.port("vxlan100"));
+    near.end();
+}
+
+/// Goal: two networks share an address and UDP port, as they do at the kernel's devices on the
+/// other host. What is of neither counts once. One of them comes and goes under traffic of the
+/// other, which goes on.
+fn two_networks(host: &mut Host) {
+    let other = Other::new();
+    let near = Network::start_in(host, None, &tunnel(Family::V4, 1, 2), "tap20");
+    let [local, remote] = [1, 2].map(|number| of_host(Family::V4, number));
+    let second = format!("200:local={local},remote={remote}");
+    let add = ["port", "add", "vxlan200", "--vxlan", &second, "vlan", "20"];
+    near.run(&add);
+    near.run(&["port", "add", "tap22", "--tap", "vlan", "20"]);
+    let [a, c] = [("tap20", 20), ("tap22", 22)].map(|(tap, number)| Machine::with(tap, number));
+    fit(&a, 1450);
+    fit(&c, 1450);
+    let [b, d] = [("100", 21), ("200", 23)]
+        .map(|(vni, number)| behind_kernel(&other, Family::V4, vni, number));
+    exchange(&a, &b, Family::V4);
+    exchange(&c, &d, Family::V4);
+    let strays = || ["vxlan100", "vxlan200"].map(|port| count(&near, port, "vxlan_wrong_vni"));
+    assert_eq!(strays(), [0, 0]);
+    // A busy system may drop a datagram between namespaces.
+    let third = [&[8, 0, 0, 0, 0, 1, 44, 0], &[0; 60][..]].concat();
+    retry("a datagram of no network", || {
+        other.namespace.run(|| {
+            let socket = UdpSocket::bind((remote, 0)).expect("a socket");
+            socket.send_to(&third, (local, 4789)).expect("sent");
+        });
+        (strays()[0] > 0).then_some(())
+    });
+    assert_eq!(strays()[1], 0, "one port counts it");
+
+    let mut server = b.start("echo-server", &[&PORT.to_string()]);
+    server.wait_for_text("listening");
+    let address = SocketAddr::new(b.address(Family::V4), PORT).to_string();
+    let transfer = a.start("half-close", &[&address, &(4 * TRANSFER).to_string()]);
+    for _ in 0..5 {
+        near.run(&["port", "del", "vxlan200"]);
+        near.run(&add);
+    }
+    assert_eq!(transfer.finish().success(), format!("read {}\n", 4 * TRANSFER));
+    server.signal(Signal::KILL);
+    server.finish();
+    // The first network goes, and the second one stays.
+    near.run(&["port", "del", "vxlan100"]);
+    exchange(&d, &c, Family::V4);
     near.end();
 }
 

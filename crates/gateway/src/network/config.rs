@@ -18,6 +18,7 @@ use towpath_net::switch::vlan::Vid;
 use towpath_net::switch::{
     self, ADDRESSES_MAX, ADDRESSES_PER_PORT, Guard, PortVlans, Role, StormRates,
 };
+use towpath_net::vxlan::Vni;
 use towpath_net::vxlan::remotes::ChangeError;
 use towpath_net::wire::MacAddr;
 use towpath_packet::ring::CAPACITY_MAX;
@@ -282,14 +283,22 @@ pub enum PortError {
     Vxlan(#[from] InvalidVxlan),
     /// A socket of a VXLAN port could not be opened.
     #[error(
-        "cannot open a UDP socket at {at} for VXLAN: {error}; each VXLAN port needs its own local \
-         address or UDP port (local=, port=)"
+        "cannot open a UDP socket at {at} for VXLAN: {error}; if another program has the address, \
+         choose another one or another UDP port (local=, port=)"
     )]
     VxlanSocket {
         /// The local address and port.
         at: SocketAddr,
         /// The error.
         error: io::Error,
+    },
+    /// The network has a VXLAN port at this address and UDP port.
+    #[error("VNI {vni} at {at} has a VXLAN port already; remove it, or choose another VNI")]
+    VxlanTaken {
+        /// The VXLAN network.
+        vni: Vni,
+        /// The local address and port.
+        at: SocketAddr,
     },
     /// A remote of a VXLAN port, or a station behind one, could not be changed.
     #[error(transparent)]

@@ -13,7 +13,7 @@ use towpath_packet::{Burst, Caps, Context, Device, Input};
 
 use super::config::{Attachment, NetworkConfig, PortError, PortSettings};
 use super::report::DeviceReport;
-use super::vxlan::Vxlan;
+use super::vxlan::{Ends, Vxlan};
 
 /// The device of a port. As a [`Device`], it is the driver of all its queues together.
 pub(super) enum PortDevice {
@@ -38,11 +38,12 @@ macro_rules! each {
 }
 
 impl PortDevice {
-    /// Opens the device.
+    /// Opens the device. Tunnels of a network share `ends`.
     pub(super) fn open(
         attachment: &Attachment,
         settings: &PortSettings,
         network: &NetworkConfig,
+        ends: &mut Ends,
     ) -> Result<Self, PortError> {
         let mtu = settings.mtu.unwrap_or(network.mtu);
         let offer = Offer {
@@ -84,7 +85,7 @@ impl PortDevice {
                 Self::Uplink(Box::new(Uplink::packet(interface, mtu)?))
             }
             Attachment::Xdp(settings) => Self::Uplink(Box::new(Uplink::xdp(settings, mtu)?)),
-            Attachment::Vxlan(settings) => Self::Vxlan(Box::new(Vxlan::open(settings, mtu)?)),
+            Attachment::Vxlan(settings) => Self::Vxlan(Box::new(Vxlan::open(settings, mtu, ends)?)),
         })
     }
 

@@ -98,6 +98,7 @@ use port::{Port, Shape, is_short};
 use ports::{Forwarded, Ports};
 use remotes::Subscriber;
 use senders::Senders;
+use vxlan::Ends;
 
 /// Delay until a full device that cannot report room is tried again.
 pub const RETRY: Duration = Duration::from_millis(1);
@@ -116,6 +117,7 @@ pub struct Network {
     members: Vec<Option<Member>>,
     /// What moves their packets.
     ports: Ports,
+    ends: Ends,
     gateway: Option<GatewayPort>,
     services: Option<Services>,
     egress: Option<Arc<Enforcer>>,
@@ -157,6 +159,7 @@ impl Network {
             switch,
             members: Vec::new(),
             ports: Ports::new()?,
+            ends: Ends::default(),
             gateway: gateway.transpose()?,
             services: None,
             egress: None,
@@ -258,7 +261,7 @@ impl Network {
             return Err(PortError::TooMany);
         }
         self.check_egress(&settings)?;
-        let mut port = Port::open(&attachment, &settings, &self.config)?;
+        let mut port = Port::open(&attachment, &settings, &self.config, &mut self.ends)?;
         // Control planes change the remotes of a tunnel between turns of the first worker.
         let worker = if attachment.is_tunnel() { 0 } else { self.least_busy() };
         let id = self.switch.add_port(switch_config(&attachment, &settings, port.caps()))?;

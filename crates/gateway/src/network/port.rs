@@ -17,7 +17,7 @@ use super::lane::{Driver, Lane};
 use super::pace::{self, Bandwidth, Pace};
 use super::report::PortState;
 use super::share::PortShare;
-use super::vxlan::Vxlan;
+use super::vxlan::{Ends, Vxlan};
 use crate::capture::Mirrors;
 
 /// Packets that may wait for a port while memory is short. With as many ports as a switch has, they
@@ -135,14 +135,16 @@ pub(super) fn is_short(memory: &mut Memory) -> bool {
 }
 
 impl Port {
-    /// Opens the device. The port does not belong to a switch yet.
+    /// Opens the device, with `ends` for all tunnels of the network. The port does not belong to a
+    /// switch yet.
     pub(super) fn open(
         attachment: &Attachment,
         settings: &PortSettings,
         network: &NetworkConfig,
+        ends: &mut Ends,
     ) -> Result<Self, PortError> {
         config::check_mtu(attachment, settings)?;
-        let device = PortDevice::open(attachment, settings, network)?;
+        let device = PortDevice::open(attachment, settings, network, ends)?;
         let queues = 0..device.queue_count(settings);
         let [mut pace_out, mut pace_in] = [None, None];
         Pace::follow(&mut pace_out, settings.bandwidth_out);

@@ -26,10 +26,12 @@
 //! [`incoming::READS_MAX`].
 
 mod counters;
+mod ends;
 mod incoming;
 mod outgoing;
 
 pub use counters::VxlanCounters;
+pub(super) use ends::Ends;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -60,19 +62,23 @@ pub(super) struct Vxlan {
 }
 
 impl Vxlan {
-    /// Opens the sockets of a port.
-    pub(super) fn open(settings: &VxlanSettings, mtu: u16) -> Result<Self, PortError> {
+    /// Opens the sockets of a port. Ports of the same network share `ends`.
+    pub(super) fn open(
+        settings: &VxlanSettings,
+        mtu: u16,
+        ends: &mut Ends,
+    ) -> Result<Self, PortError> {
         settings.check()?;
         let at = |port, error| PortError::VxlanSocket { at: settings.end(port), error };
-        let open = |port| {
-            let socket = UdpSocket::bind(settings.end(port), None);
-            socket.and_then(|socket| {
-                socket.set_tunnel(if port == 0 { 0 } else { RECEIVE_BYTES })?;
-                Ok(socket)
-            })
+        let socket = ends.open(settings.end(settings.port), settings.vni)?;
+        let prepared = socket.set_tunnel(RECEIVE_BYTES);
+        prepared.map_err(|error| at(settings.port, error))?;
+        let sender = |_| {
+            let sender = UdpSocket::bind(settings.end(0), None)?;
+            sender.set_tunnel(0)?;
+            Ok(sender)
         };
-        let socket = open(settings.port).map_err(|error| at(settings.port, error))?;
-        let senders = (0..SENDERS).map(|_| open(0)).collect::<Result<_, _>>();
+        let senders = (0..SENDERS).map(sender).collect::<Result<_, _>>();
         let senders = senders.map_err(|error| at(0, error))?;
         let sockets = Sockets { senders, local: settings.end(0) };
         let [seed, _] = secret()?;

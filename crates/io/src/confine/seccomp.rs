@@ -236,9 +236,12 @@ const NETWORK: &[Call] = calls! {
     setsockopt SYS_setsockopt [
         &[Is(1, SOCKET), Is(2, libc::SO_SNDTIMEO as u32)],
         &[Is(1, SOCKET), Is(2, libc::SO_RCVTIMEO as u32)],
-        // Tunnels: memory for what they receive.
+        // Tunnels: memory for what they receive, and sockets that share a port.
         &[Is(1, SOCKET), Is(2, libc::SO_RCVBUF as u32)],
         &[Is(1, SOCKET), Is(2, libc::SO_RCVBUFFORCE as u32)],
+        &[Is(1, SOCKET), Is(2, libc::SO_REUSEPORT as u32)],
+        &[Is(1, SOCKET), Is(2, libc::SO_ATTACH_REUSEPORT_CBPF as u32)],
+        &[Is(1, SOCKET), Is(2, libc::SO_BINDTOIFINDEX as u32)],
         // Sessions with BGP neighbours that have a password.
         &[Is(1, TCP), Is(2, libc::TCP_MD5SIG as u32)],
         // AF_XDP sockets that come from the broker.

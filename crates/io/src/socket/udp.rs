@@ -103,6 +103,14 @@ impl UdpSocket {
         Ok(socket)
     }
 
+    /// Opens a socket on a local address that sockets of this user share (`SO_REUSEPORT`).
+    pub(super) fn bind_shared(address: SocketAddr) -> io::Result<Self> {
+        let socket = Self::open(&address)?;
+        sockopt::set_socket_reuseport(&socket, true)?;
+        bind(&socket.fd, &address, None)?;
+        Ok(socket)
+    }
+
     /// Reports the local address at which each datagram arrives from now on, for sockets that are
     /// bound to all addresses and answer.
     pub fn report_destinations(&self) -> io::Result<()> {

@@ -22,7 +22,7 @@ use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::receive::ReceiveBuffer;
-use towpath_io::socket::{Datagram, HEADS_MAX, HeadsReceived, Turns, UdpSocket};
+use towpath_io::socket::{Datagram, HEADS_MAX, HeadsReceived, SharedSocket, Turns};
 use towpath_net::gro::Coalescer;
 use towpath_net::time::Instant;
 use towpath_net::vxlan::Vni;
@@ -44,7 +44,7 @@ pub(super) const READS_MAX: usize = 16;
 
 /// The receiving half of a port; see the module documentation.
 pub(super) struct Incoming {
-    socket: UdpSocket,
+    socket: SharedSocket,
     /// Identifier of the network, and its largest IP packet.
     network: (Vni, u16),
     /// The sender of the last datagram, if it is known.
@@ -60,7 +60,7 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// Receives by this socket for a network, whose largest IP packet is given, too.
-    pub(super) fn new(socket: UdpSocket, network: (Vni, u16), seed: u64) -> Self {
+    pub(super) fn new(socket: SharedSocket, network: (Vni, u16), seed: u64) -> Self {
         Self {
             socket,
             network,

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use towpath_io::socket::Part;
+use towpath_io::socket::{Part, SharedPort, UdpSocket};
 use towpath_net::time::Duration;
 use towpath_net::vxlan::remotes::{Change, Origin};
 use towpath_net::vxlan::{HEADER_LEN, header};
@@ -65,10 +65,11 @@ fn run(len: usize, options: usize, count: usize, last: usize) -> Vec<Vec<u8>> {
 #[test]
 fn all_runs_arrive_whether_forecast_or_not() {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-    let [from, socket] = [(); 2].map(|()| UdpSocket::bind(loopback, None).expect("a socket"));
+    let vni = Vni::new(100).expect("24 bits");
+    let from = UdpSocket::bind(loopback, None).expect("a socket");
+    let socket = SharedPort::new(loopback).open(vni.number()).expect("a socket");
     let (to, sender) = (socket.local().expect("bound"), from.local().expect("bound").ip());
     socket.set_tunnel(1 << 20).expect("options");
-    let vni = Vni::new(100).expect("24 bits");
     let mut incoming = Incoming::new(socket, (vni, 1450), 1);
     let mut remotes = Remotes::new(true, Duration::from_secs(300), 1);
     remotes.apply(Change::AddFlood(sender), Origin::Static).expect("room");

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +21,12 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("evpn_with_gobgp", &["nsenter", "gobgpd"], with_gobgp).needs_root(),
         Test::new("evpn_moves_a_lease", &["nsenter", "gobgpd", "busybox"], moves_a_lease)
             .needs_root(),
+        Test::new(
+            "evpn_survives_loss",
+            &["nsenter", "gobgpd", "busybox", "ethtool", "nft"],
+            survives_loss,
+        )
+        .needs_root(),
     ]
 }
 
@@ -89,6 +95,15 @@ const GOBGP_REFLECTOR: &str = "\
     peer-group = \"hosts\"
 ";
 
+const LOSS: &str = "\
+table netdev loss {
+  chain eth0 {
+    type filter hook ingress device \"eth0\" priority 0
+    numgen inc mod 100 0 counter drop
+  }
+}
+";
+
 /// A switch between hosts, with a reflector at 192.0.2.1.
 struct Lab<'a> {
     host: &'a Host,
@@ -147,6 +162,26 @@ impl<'a> Lab<'a> {
         let file = self.host.write(&format!("net{number}.toml"), text);
         let file = file.to_str().expect("plain text").to_owned();
         Network::start_in(self.host, Some(there), &[file], &format!("tap{number}"))
+    }
+
+    /// Drops every hundredth packet that a host gets. Its kernel sends datagrams one by one, so
+    /// that a packet is one of them.
+    fn lose(&self, there: &Namespace) {
+        let rules = self.host.write("loss.nft", LOSS);
+        there.run(|| {
+            run(
+                "ethtool",
+                ["-K", "eth0", "gso", "off", "tso", "off", "tx-udp-segmentation", "off"],
+            );
+            run("nft", ["-f", rules.to_str().expect("plain text")]);
+        });
+    }
+
+    /// How many packets were dropped.
+    fn lost(there: &Namespace) -> u64 {
+        let rules = there.run(|| run("nft", ["list", "chain", "netdev", "loss", "eth0"]));
+        let count = rules.split_once("packets ").and_then(|(_, rest)| rest.split(' ').next());
+        count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{rules}"))
     }
 
     /// A folder for the sockets of FRR's daemons, one of which runs as a user of its own.
@@ -414,14 +449,75 @@ fn with_gobgp(host: &mut Host) {
     kill(reflector);
 }
 
+/// Bytes of a transfer, which is some 6,000 packets each way.
+const TRANSFER: u64 = 8 << 20;
+
+/// Sends bytes to a machine that sends them back.
+fn transfers(from: &Machine, to: IpAddr) {
+    let address = SocketAddr::new(to, PORT).to_string();
+    let read = from.start("half-close", &[&address, &TRANSFER.to_string()]).finish().success();
+    assert_eq!(read, format!("read {TRANSFER}\n"));
+}
+
+/// Goal: hosts that lose every hundredth packet of BGP and of the tunnel find each other, lease
+/// addresses, follow a machine that moves, and every byte between machines arrives.
+fn survives_loss(host: &mut Host) {
+    let lab = Lab::new(host);
+    let reflector = lab.gobgp_reflector();
+    let [first, second] = [11, 12].map(|number| lab.join(number));
+    lab.lose(&first);
+    lab.lose(&second);
+    let [near, far] = [(&first, 11), (&second, 12)]
+        .map(|(there, number)| lab.towpath_with("", there, number, ""));
+    let [a, b] = [(&first, "tap11"), (&second, "tap12")].map(|(there, tap)| client(there, tap));
+    let [of_a, of_b] = [&a, &b].map(lease);
+    assert_ne!(of_a, of_b);
+    gets_answers(&a, of_b);
+    let mut server = b.start("echo-server", &[&PORT.to_string()]);
+    server.wait_for_text("listening");
+    transfers(&a, of_b);
+
+    let mac = move_to(&first, &near, &b, of_b);
+    gets_answers(&b, of_a);
+    wait_for(&far, "evpn", &[&format!("station {mac} VNI 100 at 192.0.2.11 {of_b}, 1 moves")]);
+    assert_eq!(lease(&b), of_b);
+    far.run(&["port", "add", "tap13", "--tap"]);
+    let c = client(&second, "tap13");
+    assert!(![of_a, of_b].contains(&lease(&c)));
+    gets_answers(&c, of_b);
+    transfers(&c, of_b);
+
+    for there in [&first, &second] {
+        let lost = Lab::lost(there);
+        assert!(lost > 20, "{lost} packets were lost");
+    }
+    server.signal(Signal::KILL);
+    server.finish();
+    near.end();
+    far.end();
+    kill(reflector);
+}
+
+/// Gives a machine the device of a new port of another host, with its link-layer address, as a
+/// virtual machine has that is migrated. Returns this address.
+fn move_to(there: &Namespace, network: &Network<'_>, machine: &Machine, address: IpAddr) -> String {
+    let mac = mac_of(machine);
+    machine.namespace.run(|| {
+        batch("link set eth0 down\naddress flush dev eth0\nlink set eth0 name old\n");
+    });
+    network.run(&["port", "add", "tap14", "--tap"]);
+    there.run(|| run("ip", ["link", "set", "tap14", "address", &mac]));
+    plug(machine, there, "tap14");
+    machine.namespace.run(|| batch(&format!("address add {address}/24 dev eth0\n")));
+    mac
+}
+
 /// Port on which a machine echoes.
 const PORT: u16 = 7;
 
 /// Goal: two hosts that share a range lease no address twice. A machine that moves to the other
 /// host keeps its address and its connections: the old host lets it go, the new one leases it the
 /// same address.
-/// Method: the machine gets the device of another port with its link-layer address, as a virtual
-/// machine does that is migrated.
 fn moves_a_lease(host: &mut Host) {
     let lab = Lab::new(host);
     let reflector = lab.gobgp_reflector();
@@ -440,14 +536,7 @@ fn moves_a_lease(host: &mut Host) {
     let mut stream = a.namespace.run(|| TcpStream::connect((of_b, PORT))).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
     converse(&mut stream, b"before");
-    let mac = mac_of(&b);
-    b.namespace.run(|| {
-        batch("link set eth0 down\naddress flush dev eth0\nlink set eth0 name old\n");
-    });
-    near.run(&["port", "add", "tap14", "--tap"]);
-    first.run(|| run("ip", ["link", "set", "tap14", "address", &mac]));
-    plug(&b, &first, "tap14");
-    b.namespace.run(|| batch(&format!("address add {of_b}/24 dev eth0\n")));
+    let mac = move_to(&first, &near, &b, of_b);
     gets_answers(&b, of_a);
     converse(&mut stream, b"after");
     // Its address is known to be with it before it has asked.

@@ -15,6 +15,8 @@
 //! [`Session::is_output_full`] first. A neighbour that takes nothing for twice the hold time is
 //! given up (RFC 9687). One thread calls.
 
+mod state;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -22,6 +24,8 @@ use std::net::Ipv4Addr;
 use towpath_net::time::{Duration, Instant, earliest};
 
 use crate::message::{self, MESSAGE_BYTES_MAX, Message, Notification, Open, Restart, Update};
+
+pub use state::{Counters, State};
 
 /// Routes are written only while there is less output than this: as much as the send buffer of a
 /// socket takes at once.
@@ -67,39 +71,6 @@ impl Settings {
     }
 }
 
-/// State of a session (RFC 4271 §8.2.2; `Active`, which waits for the neighbour's connection, does
-/// not occur).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Waits until the next attempt.
-    Idle,
-    /// The owner connects.
-    Connect,
-    /// Connected; the neighbour's OPEN message is expected.
-    OpenSent,
-    /// The neighbour has yet to confirm this host's OPEN message.
-    OpenConfirm,
-    /// Routes are exchanged.
-    Established,
-}
-
-impl State {
-    /// All states, in the order in which a session passes them.
-    pub const ALL: [Self; 5] =
-        [Self::Idle, Self::Connect, Self::OpenSent, Self::OpenConfirm, Self::Established];
-
-    /// Its name in RFC 4271.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "Idle",
-            Self::Connect => "Connect",
-            Self::OpenSent => "OpenSent",
-            Self::OpenConfirm => "OpenConfirm",
-            Self::Established => "Established",
-        }
-    }
-}
-
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -136,23 +107,6 @@ impl fmt::Display for Reason {
             Self::Received(notification) => write!(f, "received {notification}"),
         }
     }
-}
-
-/// Messages since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// All messages received.
-    pub received: u64,
-    /// UPDATE messages received.
-    pub updates_received: u64,
-    /// All messages sent.
-    pub sent: u64,
-    /// UPDATE messages sent.
-    pub updates_sent: u64,
-    /// Times that the session was established.
-    pub established: u64,
-    /// Sessions that ended because of what the neighbour sent.
-    pub errors: u64,
 }
 
 /// A session with one neighbour.

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use towpath_evpn::message::{self, MESSAGE_BYTES_MAX};
-use towpath_evpn::session::Settings;
+use towpath_evpn::session::{Link, Settings};
 use towpath_evpn::{Config, Speaker};
 use towpath_net::time::{Duration, Instant};
 use towpath_net::vxlan::Vni;
@@ -15,22 +15,31 @@ use towpath_net::wire::MacAddr;
 /// changes must be consistent, and what the speaker answers must be valid messages.
 ///
 /// The first byte says how: bit 0, the messages have no headers but a type and a length of two
-/// bytes; bit 1, the stream arrives in pieces of seven bytes. Its other bits are seconds between
-/// messages.
+/// bytes; bit 1, the stream arrives in pieces of seven bytes; bit 7, the neighbour has connected,
+/// too, and says the same on both connections. Its other bits are seconds between messages.
 pub fn run(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let mut world = World::new();
-    let pause = Duration::from_secs(u64::from(how >> 2));
+    let pause = Duration::from_secs(u64::from(how >> 2 & 31));
+    let links: &[Link] = match how & 0x80 {
+        0 => &[Link::Opened],
+        _ => &[Link::Opened, Link::Accepted],
+    };
+    assert!(links.len() == 1 || world.speaker.accept(0, world.now), "it has none of this kind");
     let stream = if how & 1 == 0 { data.to_vec() } else { framed(data) };
     let size = if how & 2 == 0 { MESSAGE_BYTES_MAX } else { 7 };
     for piece in stream.chunks(size) {
-        world.receive(piece);
+        for link in links {
+            world.receive(*link, piece);
+        }
         world.now += pause;
     }
     let settle = Duration::from_secs(4096);
     world.now += settle;
     world.turn();
-    world.speaker.closed(0, world.now);
+    for link in links {
+        world.speaker.closed(0, *link, world.now);
+    }
     world.now += settle;
     world.turn();
     assert!(world.stations.is_empty(), "stations of a neighbour that is gone");
@@ -63,7 +72,7 @@ impl World {
     fn new() -> Self {
         let now = Instant::START;
         let router_id = Ipv4Addr::new(192, 0, 2, 99);
-        let settings = Settings { as_number: 65001, router_id, hold_seconds: 9 };
+        let settings = Settings { as_number: 65001, router_id, hold_seconds: 9, is_passive: false };
         let config = Config { settings, vtep: router_id.into(), neighbors: 1 };
         let mut speaker = Speaker::new(config, now);
         let vni = Vni::new(100).expect("it has few bits");
@@ -75,21 +84,23 @@ impl World {
         Self { speaker, now, stations: HashMap::new(), flood: HashSet::new() }
     }
 
-    fn receive(&mut self, bytes: &[u8]) {
-        self.speaker.receive(0, bytes, self.now);
+    fn receive(&mut self, link: Link, bytes: &[u8]) {
+        self.speaker.receive(0, link, bytes, self.now);
         self.turn();
     }
 
     fn turn(&mut self) {
         self.speaker.tick(self.now);
-        let output = self.speaker.output(0, self.now).to_vec();
-        let mut rest = &output[..];
-        while !rest.is_empty() {
-            let len = message::length(rest).expect("its header is valid").expect("it is whole");
-            message::parse(&rest[..len], true).expect("it is valid");
-            rest = &rest[len..];
+        for link in [Link::Opened, Link::Accepted] {
+            let output = self.speaker.output(0, link, self.now).to_vec();
+            let mut rest = &output[..];
+            while !rest.is_empty() {
+                let len = message::length(rest).expect("its header is valid").expect("it is whole");
+                message::parse(&rest[..len], true).expect("it is valid");
+                rest = &rest[len..];
+            }
+            self.speaker.sent(0, link, output.len(), self.now);
         }
-        self.speaker.sent(0, output.len(), self.now);
         for (vni, change) in self.speaker.take_changes() {
             match change {
                 Change::AddStation { mac, remote } => {

@@ -1,12 +1,13 @@
-//! A session with one neighbour (RFC 4271 §8).
+//! A session with one neighbour over one connection (RFC 4271 §8).
 //!
 //! # Theory of operation
 //!
-//! The session opens connections and accepts none, so two of them never collide. In `Idle` it waits
-//! for the time of the next attempt; in `Connect` its owner opens a TCP connection. The owner then
-//! hands in what it reads, sends [`Session::output`], and says when the connection has ended. When
-//! the state is `Idle` again, the owner sends the rest of the output, which holds the reason, and
-//! closes the connection.
+//! In `Idle` the session waits for the time of the next attempt; in `Connect` its owner opens a TCP
+//! connection, and in `Active` it only waits for one of the neighbour. The owner then hands in what
+//! it reads, sends [`Session::output`], and says when the connection has ended. When the state is
+//! `Idle` again, the owner sends the rest of the output, which holds the reason, and closes the
+//! connection. A connection that the neighbour has opened gets a session of its own
+//! ([`Session::accepted`]); which of two stays is decided by who has both.
 //!
 //! Everything that the neighbour does is an [`Event`]. A message that does not fit the state, or is
 //! invalid beyond its routes, ends the session with a NOTIFICATION.
@@ -25,7 +26,7 @@ use towpath_net::time::{Duration, Instant, earliest};
 
 use crate::message::{self, MESSAGE_BYTES_MAX, Message, Notification, Open, Restart, Update};
 
-pub use state::{Counters, State};
+pub use state::{Counters, Link, State};
 
 /// Routes are written only while there is less output than this: as much as the send buffer of a
 /// socket takes at once.
@@ -55,6 +56,8 @@ pub struct Settings {
     pub router_id: Ipv4Addr,
     /// Longest silence to accept, in seconds: zero, or at least [`HOLD_SECONDS_MIN`].
     pub hold_seconds: u16,
+    /// Neighbours connect, and this host never does.
+    pub is_passive: bool,
 }
 
 impl Settings {
@@ -113,6 +116,7 @@ impl fmt::Display for Reason {
 #[derive(Debug)]
 pub struct Session {
     settings: Settings,
+    link: Link,
     state: State,
     /// When the state changed last.
     since: Instant,
@@ -138,6 +142,7 @@ impl Session {
     pub fn new(settings: Settings, now: Instant) -> Self {
         Self {
             settings,
+            link: Link::Opened,
             state: State::Idle,
             since: now,
             peer: None,
@@ -154,11 +159,21 @@ impl Session {
         }
     }
 
+    /// A session over a connection that the neighbour has opened.
+    pub fn accepted(settings: Settings, now: Instant) -> Self {
+        let mut session = Self { link: Link::Accepted, ..Self::new(settings, now) };
+        session.open(now);
+        session
+    }
+
     /// The connection that the state `Connect` asked for is open.
     pub fn connected(&mut self, now: Instant) {
-        if self.state != State::Connect {
-            return;
+        if self.state == State::Connect {
+            self.open(now);
         }
+    }
+
+    fn open(&mut self, now: Instant) {
         self.input.clear();
         self.output.clear();
         self.retry_at = None;
@@ -227,6 +242,30 @@ impl Session {
         self.retry_at = None;
     }
 
+    /// Ends the session, as another one with the neighbour stays (RFC 4271 §6.8).
+    pub(crate) fn yield_to_other(&mut self, now: Instant) {
+        // Connection collision resolution (RFC 4486 §4).
+        self.fail(Notification::new(CEASE, 7), now);
+    }
+
+    /// Forgets what this session would do next and what happened, as another one has its place.
+    /// What output is left says why it has ended.
+    pub(crate) fn retire(&mut self) {
+        self.retry_at = None;
+        self.events.clear();
+    }
+
+    /// Lets the neighbour open another connection in the place of one that has ended.
+    pub(crate) fn let_go(&mut self) {
+        debug_assert!(!self.is_connected());
+        self.link = Link::Opened;
+    }
+
+    /// Goes on with the count of `other`, whose place it takes.
+    pub(crate) fn take_counters(&mut self, other: &mut Self) {
+        self.counters.add(&std::mem::take(&mut other.counters));
+    }
+
     /// Does what is due.
     pub fn tick(&mut self, now: Instant) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
@@ -234,8 +273,11 @@ impl Session {
             match self.state {
                 State::Idle => {
                     self.attempts = self.attempts.wrapping_add(1);
-                    self.become_state(State::Connect, now);
-                    self.retry_at = Some(now + CONNECT);
+                    self.link = Link::Opened;
+                    let is_passive = self.settings.is_passive;
+                    let next = if is_passive { State::Active } else { State::Connect };
+                    self.become_state(next, now);
+                    self.retry_at = (!is_passive).then(|| now + CONNECT);
                 }
                 _ => self.end(Reason::Closed, now),
             }
@@ -295,6 +337,16 @@ impl Session {
     /// When [`tick`](Self::tick) has something to do.
     pub fn deadline(&self) -> Option<Instant> {
         earliest([self.retry_at, self.hold_at, self.keepalive_at, self.send_at])
+    }
+
+    /// Who opened its connection, or will.
+    pub fn link(&self) -> Link {
+        self.link
+    }
+
+    /// True from the neighbour's OPEN message to the end of the connection.
+    pub(crate) fn has_heard(&self) -> bool {
+        matches!(self.state, State::OpenConfirm | State::Established)
     }
 
     /// Its state.

@@ -12,6 +12,13 @@
 //! [`Speaker::wants_connection`]; then [`Speaker::connected`], [`Speaker::receive`],
 //! [`Speaker::output`] with [`Speaker::sent`], and [`Speaker::closed`] at the end. When
 //! [`Speaker::is_connected`] has become false, it sends the rest of the output and closes.
+//!
+//! **Collisions (RFC 4271 §6.8).** A neighbour may connect, too ([`Speaker::accept`]). So it may
+//! have two connections, of which at most one was opened by this host and one by the neighbour
+//! ([`Link`]). The second one is the *rival*. Once the neighbour has introduced itself on both, one
+//! ends: a rival of an established session, and otherwise the one that the host with the lower
+//! BGP identifier has opened. A rival whose neighbour has introduced itself, while it has not on
+//! the other one, takes its place.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,7 +29,7 @@ use towpath_net::vxlan::remotes::Change;
 use towpath_net::wire::MacAddr;
 
 use crate::message::{self, Mobility, ROUTES_PER_UPDATE, RouteKey};
-use crate::session::{self, Event, RETRY, Reason, Session, Settings, State};
+use crate::session::{self, Event, Link, RETRY, Reason, Session, Settings, State};
 use crate::table::{Counters, LearnError, OwnRoute, RouteCounts, StationReport, Table};
 
 /// Most neighbours: reflectors of two sites, or a small full mesh.
@@ -46,13 +53,18 @@ pub struct Config {
 /// A BGP speaker.
 #[derive(Debug)]
 pub struct Speaker {
+    settings: Settings,
     neighbors: Vec<Neighbor>,
     table: Table,
+    /// Connections that were not accepted.
+    refused: u64,
 }
 
 #[derive(Debug)]
 struct Neighbor {
     session: Session,
+    /// A second connection, with the other [`Link`]; or what is left to send of one.
+    rival: Option<Session>,
     /// Routes of this host that the neighbour must get.
     pending: BTreeSet<OwnRoute>,
     /// The mark of the end follows the pending routes.
@@ -91,13 +103,16 @@ impl Speaker {
         let Settings { router_id, as_number, .. } = config.settings;
         let neighbor = || Neighbor {
             session: Session::new(config.settings, now),
+            rival: None,
             pending: BTreeSet::new(),
             owes_end: false,
             stale_until: None,
         };
         Self {
+            settings: config.settings,
             neighbors: (0..config.neighbors).map(|_| neighbor()).collect(),
             table: Table::new(config.vtep, router_id, as_number),
+            refused: 0,
         }
     }
 
@@ -158,49 +173,83 @@ impl Speaker {
         self.neighbors[neighbor].session.reason()
     }
 
-    /// True while the owner should have, or open, a TCP connection to this neighbour.
-    pub fn wants_connection(&self, neighbor: usize) -> bool {
-        self.neighbors[neighbor].session.state() != State::Idle
+    /// True while the owner should have a TCP connection of this kind to this neighbour, or open
+    /// one.
+    pub fn wants_connection(&self, neighbor: usize, link: Link) -> bool {
+        let session = self.neighbors[neighbor].on(link);
+        session.is_some_and(|session| !matches!(session.state(), State::Idle | State::Active))
     }
 
     /// True while the connection to this neighbour is in use.
-    pub fn is_connected(&self, neighbor: usize) -> bool {
-        self.neighbors[neighbor].session.is_connected()
+    pub fn is_connected(&self, neighbor: usize, link: Link) -> bool {
+        self.neighbors[neighbor].on(link).is_some_and(Session::is_connected)
     }
 
-    /// The connection to a neighbour is open.
+    /// The connection that this host opened to a neighbour is open.
     pub fn connected(&mut self, neighbor: usize, now: Instant) {
-        self.neighbors[neighbor].session.connected(now);
+        if let Some(session) = self.neighbors[neighbor].on_mut(Link::Opened) {
+            session.connected(now);
+        }
     }
 
-    /// The connection to a neighbour has failed or ended.
-    pub fn closed(&mut self, neighbor: usize, now: Instant) {
-        self.neighbors[neighbor].session.closed(now);
+    /// A neighbour has connected. False: it has a connection already, and this one is to be closed.
+    /// Otherwise it takes the place of an earlier one on which the neighbour has said nothing.
+    pub fn accept(&mut self, neighbor: usize, now: Instant) -> bool {
+        let neighbor = &mut self.neighbors[neighbor];
+        let is_other = neighbor.session.link() == Link::Accepted;
+        if is_other && neighbor.session.is_connected() {
+            self.refuse();
+            return false;
+        }
+        if is_other {
+            neighbor.session.let_go();
+        }
+        neighbor.rival = Some(Session::accepted(self.settings, now));
+        true
+    }
+
+    /// Counts a connection that was not accepted.
+    pub fn refuse(&mut self) {
+        self.refused += 1;
+    }
+
+    /// A connection to a neighbour has failed or ended.
+    pub fn closed(&mut self, neighbor: usize, link: Link, now: Instant) {
+        if let Some(session) = self.neighbors[neighbor].on_mut(link) {
+            session.closed(now);
+        }
         self.handle_events(neighbor, now);
     }
 
     /// Takes bytes of a neighbour.
-    pub fn receive(&mut self, neighbor: usize, bytes: &[u8], now: Instant) {
-        self.neighbors[neighbor].session.receive(bytes, now);
+    pub fn receive(&mut self, neighbor: usize, link: Link, bytes: &[u8], now: Instant) {
+        if let Some(session) = self.neighbors[neighbor].on_mut(link) {
+            session.receive(bytes, now);
+        }
         self.handle_events(neighbor, now);
     }
 
-    /// Bytes for a neighbour.
-    pub fn output(&mut self, neighbor: usize, now: Instant) -> &[u8] {
+    /// Bytes for a neighbour on one of its connections.
+    pub fn output(&mut self, neighbor: usize, link: Link, now: Instant) -> &[u8] {
         let neighbor = &mut self.neighbors[neighbor];
         neighbor.write_routes(&self.table, now);
-        neighbor.session.output()
+        neighbor.on(link).map_or(&[], Session::output)
     }
 
-    /// The first `len` bytes of a neighbour's output were sent.
-    pub fn sent(&mut self, neighbor: usize, len: usize, now: Instant) {
-        self.neighbors[neighbor].session.sent(len, now);
+    /// The first `len` bytes of a connection's output were sent.
+    pub fn sent(&mut self, neighbor: usize, link: Link, len: usize, now: Instant) {
+        if let Some(session) = self.neighbors[neighbor].on_mut(link) {
+            session.sent(len, now);
+        }
     }
 
     /// Ends all sessions. The owner sends what output is left.
     pub fn shut_down(&mut self, now: Instant) {
         for neighbor in &mut self.neighbors {
             neighbor.session.shut_down(now);
+            if let Some(rival) = &mut neighbor.rival {
+                rival.shut_down(now);
+            }
         }
     }
 
@@ -210,6 +259,9 @@ impl Speaker {
         for index in 0..self.neighbors.len() {
             let neighbor = &mut self.neighbors[index];
             neighbor.session.tick(now);
+            if let Some(rival) = &mut neighbor.rival {
+                rival.tick(now);
+            }
             if neighbor.stale_until.is_some_and(|until| until <= now) {
                 neighbor.stale_until = None;
                 self.table.sweep(index as u8, true, now);
@@ -221,8 +273,10 @@ impl Speaker {
 
     /// When [`tick`](Self::tick) has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        let of =
-            |neighbor: &Neighbor| earliest([neighbor.session.deadline(), neighbor.stale_until]);
+        let of = |neighbor: &Neighbor| {
+            let rival = neighbor.rival.as_ref().and_then(Session::deadline);
+            earliest([neighbor.session.deadline(), rival, neighbor.stale_until])
+        };
         let sessions = self.neighbors.iter().filter_map(of).min();
         earliest([sessions, self.table.deadline()])
     }
@@ -234,7 +288,7 @@ impl Speaker {
 
     /// What happened to routes.
     pub fn counters(&self) -> Counters {
-        self.table.counters()
+        Counters { refused: self.refused, ..self.table.counters() }
     }
 
     /// How many routes there are now.
@@ -268,6 +322,14 @@ impl Speaker {
     }
 
     fn handle_events(&mut self, index: usize, now: Instant) {
+        self.drain_events(index, now);
+        if self.neighbors[index].settle(self.settings.router_id, now) {
+            self.drain_events(index, now);
+        }
+        self.spread();
+    }
+
+    fn drain_events(&mut self, index: usize, now: Instant) {
         while let Some(event) = self.neighbors[index].session.next_event() {
             let neighbor = &mut self.neighbors[index];
             match event {
@@ -294,7 +356,6 @@ impl Speaker {
                 }
             }
         }
-        self.spread();
     }
 
     /// Tells all neighbours about routes that changed.
@@ -309,6 +370,50 @@ impl Speaker {
 }
 
 impl Neighbor {
+    /// The session over this connection.
+    fn on(&self, link: Link) -> Option<&Session> {
+        let rival = self.rival.as_ref();
+        [Some(&self.session), rival].into_iter().flatten().find(|session| session.link() == link)
+    }
+
+    fn on_mut(&mut self, link: Link) -> Option<&mut Session> {
+        let rival = self.rival.as_mut();
+        let mut both = [Some(&mut self.session), rival].into_iter().flatten();
+        both.find(|session| session.link() == link)
+    }
+
+    /// Decides between two connections, if there are two. True: the rival has taken the session's
+    /// place. `own_id` is this host's BGP identifier.
+    fn settle(&mut self, own_id: Ipv4Addr, now: Instant) -> bool {
+        let Some(rival) = &mut self.rival else { return false };
+        let wins = match (self.session.state(), rival.peer().filter(|_| rival.has_heard())) {
+            // Nothing else is left.
+            (State::Idle | State::Connect | State::Active, None) => {
+                self.session.link() == Link::Accepted && rival.is_connected()
+            }
+            (_, None) => false,
+            (State::Established, Some(_)) => false,
+            (State::OpenConfirm, Some(peer)) => {
+                (rival.link() == Link::Accepted) == (own_id < peer.router_id)
+            }
+            (_, Some(_)) => true,
+        };
+        if wins {
+            std::mem::swap(&mut self.session, rival);
+            self.session.take_counters(rival);
+        }
+        if rival.has_heard() && self.session.has_heard() {
+            rival.yield_to_other(now);
+        }
+        if !rival.is_connected() {
+            match rival.state() == State::Idle && !rival.output().is_empty() {
+                true => rival.retire(),
+                false => self.rival = None,
+            }
+        }
+        wins
+    }
+
     fn start_over(&mut self, table: &Table) {
         self.pending = table.own().keys().copied().collect();
         self.owes_end = true;

@@ -50,6 +50,7 @@ pub(crate) fn list(worker: &Worker<Network>) -> Value {
         ("moved_away", counters.moved_away),
         ("duplicates", counters.duplicates),
         ("sticky", counters.sticky),
+        ("refused", counters.refused),
     ];
     all.extend(counters.map(|(counter, count)| json!({ "counter": counter, "count": count })));
     json!({ "evpn": all })
@@ -84,6 +85,7 @@ pub(crate) fn figures(network: &NetworkReport) -> Option<Value> {
         "duplicates": counters.duplicates,
         "frozen": routes.frozen,
         "sticky": counters.sticky,
+        "refused": counters.refused,
         "resolved": network.ports.iter().filter_map(resolved).sum::<u64>(),
         "leases": {
             "conflicts": services.conflicts,

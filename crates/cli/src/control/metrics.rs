@@ -209,6 +209,8 @@ fn overlay(out: &mut String, network: &NetworkReport, summary: &EvpnSummary) {
     Family::gauge(out, "towpath_evpn_frozen", help).add("", routes.frozen);
     let help = "Attempts to use a station here that another host announces as sticky.";
     Family::counter(out, "towpath_evpn_sticky", help).add("", counters.sticky);
+    let help = "Connections to the BGP speaker that it did not accept.";
+    Family::counter(out, "towpath_evpn_refused", help).add("", counters.refused);
     let help = "ARP requests and neighbor solicitations that VXLAN ports answered.";
     let mut answers = Family::counter(out, "towpath_evpn_resolved", help);
     for (port, count) in network.ports.iter().filter_map(|of| Some((of, resolved(of)?))) {

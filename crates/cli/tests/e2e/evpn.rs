@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Test> {
             .needs_root()
             .unless(no_frr),
         Test::new("evpn_with_gobgp", &["nsenter", "gobgpd"], with_gobgp).needs_root(),
+        Test::new("evpn_without_a_reflector", &["nsenter"], without_a_reflector).needs_root(),
         Test::new("evpn_moves_a_lease", &["nsenter", "gobgpd", "busybox"], moves_a_lease)
             .needs_root(),
         Test::new(
@@ -153,11 +154,15 @@ impl<'a> Lab<'a> {
         number: u8,
         more: &str,
     ) -> Network<'a> {
+        self.start(settings, there, number, &format!("neighbors = [\"192.0.2.1\"]\n{more}"))
+    }
+
+    /// Starts towpath with these settings of its network and of EVPN.
+    fn start(&self, settings: &str, there: &Namespace, number: u8, evpn: &str) -> Network<'a> {
         let text = format!(
             "{settings}\n\
              [vxlan]\nvni = 100\nlocal = \"192.0.2.{number}\"\nlearn = false\n\
-             [evpn]\nas = 65001\nrouter-id = \"192.0.2.{number}\"\nneighbors = [\"192.0.2.1\"]\n\
-             {more}\n"
+             [evpn]\nas = 65001\nrouter-id = \"192.0.2.{number}\"\n{evpn}\n"
         );
         let file = self.host.write(&format!("net{number}.toml"), text);
         let file = file.to_str().expect("plain text").to_owned();
@@ -447,6 +452,38 @@ fn with_gobgp(host: &mut Host) {
     });
     near.end();
     kill(reflector);
+}
+
+/// Goal: hosts without a reflector are each other's neighbours: they connect to each other at once,
+/// with a password, and one connection stays. Another host is not let in, and counted.
+fn without_a_reflector(host: &mut Host) {
+    let lab = Lab::new(host);
+    let [first, second] = [11, 12].map(|number| lab.join(number));
+    let [near, far] = [(&first, 11, 12), (&second, 12, 11)].map(|(there, number, other)| {
+        let evpn = format!(
+            "neighbors = [\"192.0.2.{other}\"]\nlisten = \"192.0.2.{number}:1790\"\nport = 1790\n\
+             {PASSWORD}"
+        );
+        lab.start("gateway = false", there, number, &evpn)
+    });
+    let a = first.run(|| Machine::with("tap11", 11));
+    let b = second.run(|| Machine::with("tap12", 12));
+    wait_for(&near, "evpn", &["neighbor 192.0.2.12 Established"]);
+    wait_for(&far, "evpn", &["neighbor 192.0.2.11 Established"]);
+    for family in Family::BOTH {
+        reaches(&a, &b, family);
+    }
+    wait_for(&near, "evpn", &[&format!("station {} VNI 100 at 192.0.2.12", mac_of(&b))]);
+    let stranger = lab.fabric.run(|| TcpStream::connect(("192.0.2.11", 1790)));
+    let mut stranger = stranger.expect("a connection");
+    stranger.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+    let mut bytes = [0; 1];
+    // A reset, or the end.
+    assert!(!matches!(stranger.read(&mut bytes), Ok(1)), "it is told nothing");
+    wait_for(&near, "evpn", &["counter refused 1", "neighbor 192.0.2.12 Established"]);
+    far.end();
+    wait_for(&near, "evpn", &["0 routes"]);
+    near.end();
 }
 
 /// Bytes of a transfer, which is some 6,000 packets each way.

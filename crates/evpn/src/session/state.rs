@@ -1,13 +1,23 @@
 //! What a session tells about itself: its state and its counters.
 
-/// State of a session (RFC 4271 §8.2.2; `Active`, which waits for the neighbour's connection, does
-/// not occur).
+/// Who opened a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// This host.
+    Opened,
+    /// The neighbour.
+    Accepted,
+}
+
+/// State of a session (RFC 4271 §8.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Waits until the next attempt.
     Idle,
     /// The owner connects.
     Connect,
+    /// The neighbour is to connect: this host is passive.
+    Active,
     /// Connected; the neighbour's OPEN message is expected.
     OpenSent,
     /// The neighbour has yet to confirm this host's OPEN message.
@@ -18,14 +28,21 @@ pub enum State {
 
 impl State {
     /// All states, in the order in which a session passes them.
-    pub const ALL: [Self; 5] =
-        [Self::Idle, Self::Connect, Self::OpenSent, Self::OpenConfirm, Self::Established];
+    pub const ALL: [Self; 6] = [
+        Self::Idle,
+        Self::Connect,
+        Self::Active,
+        Self::OpenSent,
+        Self::OpenConfirm,
+        Self::Established,
+    ];
 
     /// Its name in RFC 4271.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Idle => "Idle",
             Self::Connect => "Connect",
+            Self::Active => "Active",
             Self::OpenSent => "OpenSent",
             Self::OpenConfirm => "OpenConfirm",
             Self::Established => "Established",
@@ -48,4 +65,16 @@ pub struct Counters {
     pub established: u64,
     /// Sessions that ended because of what the neighbour sent.
     pub errors: u64,
+}
+
+impl Counters {
+    pub(super) fn add(&mut self, other: &Self) {
+        let Self { received, updates_received, sent, updates_sent, established, errors } = other;
+        self.received += received;
+        self.updates_received += updates_received;
+        self.sent += sent;
+        self.updates_sent += updates_sent;
+        self.established += established;
+        self.errors += errors;
+    }
 }

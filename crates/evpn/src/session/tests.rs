@@ -2,8 +2,12 @@
 
 use super::*;
 
-const SETTINGS: Settings =
-    Settings { as_number: 65001, router_id: Ipv4Addr::new(192, 0, 2, 11), hold_seconds: 9 };
+const SETTINGS: Settings = Settings {
+    as_number: 65001,
+    router_id: Ipv4Addr::new(192, 0, 2, 11),
+    hold_seconds: 9,
+    is_passive: false,
+};
 
 fn at(seconds: u64) -> Instant {
     Instant::START + Duration::from_secs(seconds)

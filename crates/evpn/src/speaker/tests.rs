@@ -1,8 +1,12 @@
 //! Hosts around reflectors, in simulated time.
 
+mod pair;
 mod world;
 
 use super::*;
+use crate::message::{self, Message};
+use crate::session::Link::{Accepted, Opened};
+use pair::Pair;
 use world::{Size, World, mac};
 
 fn seconds(seconds: u64) -> Duration {
@@ -238,4 +242,110 @@ fn a_reflector_restarts_in_a_large_network() {
     // The new place tells the reflector, which tells all others. The old place withdraws, which
     // the reflector passes on, too.
     assert_eq!(of_move, 2 * hosts);
+}
+
+/// Goal: two hosts that connect to each other have one session over one connection in the end,
+/// whichever message arrives first; and another one after it has ended.
+#[test]
+fn two_connections_become_one() {
+    let mut opened_by = [0; 2];
+    for seed in 0..400 {
+        let ids = if seed % 2 == 0 { [1, 2] } else { [2, 1] };
+        let mut pair = Pair::new(ids, false, seed);
+        pair.run(40);
+        pair.check();
+        opened_by[usize::from(pair.sockets[0][1])] += 1;
+        // The host ends its session, as after an error; both connect again.
+        let [link, other] =
+            if pair.sockets[0][0] { [Opened, Accepted] } else { [Accepted, Opened] };
+        pair.speakers[0].receive(0, link, &[0; 19], pair.now);
+        assert!(!pair.speakers[0].is_connected(0, other), "seed {seed}");
+        pair.run(40);
+        pair.check();
+    }
+    assert!(opened_by.iter().all(|count| *count > 50), "each way occurs: {opened_by:?}");
+}
+
+/// Goal: a passive host opens nothing, and has a session that its neighbour opened.
+#[test]
+fn a_passive_host_waits() {
+    for seed in 0..20 {
+        let mut pair = Pair::new([1, 2], true, seed);
+        pair.run(20);
+        pair.check();
+        assert_eq!(pair.sockets[0], [false, true]);
+        let mut alone = Pair::new([1, 2], true, seed);
+        alone.speakers[0].tick(alone.now);
+        assert_eq!(alone.speakers[0].state(0), State::Active);
+        assert!(!alone.speakers[0].wants_connection(0, Opened));
+    }
+}
+
+/// What a speaker sends on a connection, message by message.
+fn sent(speaker: &mut Speaker, link: Link, now: Instant) -> Vec<Message> {
+    let bytes = speaker.output(0, link, now).to_vec();
+    speaker.sent(0, link, bytes.len(), now);
+    let (mut rest, mut all) = (&bytes[..], Vec::new());
+    while let Some(len) = message::length(rest).unwrap() {
+        all.push(message::parse(&rest[..len], true).unwrap());
+        rest = &rest[len..];
+    }
+    all
+}
+
+/// Goal: while there is a session, another connection of the neighbour ends, with the reason, and
+/// nothing happens to the session. One on which the neighbour says nothing gives way to a next one.
+#[test]
+fn a_session_outlives_other_connections() {
+    let mut pair = Pair::new([1, 2], true, 7);
+    pair.run(20);
+    pair.check();
+    let (now, [first, second]) = (pair.now, &mut pair.speakers);
+    assert!(!first.accept(0, now), "the neighbour has opened one already");
+    assert_eq!((first.counters().refused, first.state(0)), (1, State::Established));
+    // The other host has opened its connection, so it takes one more, and decides by its OPEN.
+    assert!(second.accept(0, now));
+    assert!(second.accept(0, now));
+    let &[Message::Open(mut open)] = &sent(second, Accepted, now)[..] else { panic!("no open") };
+    open.router_id = Ipv4Addr::new(192, 0, 2, 1);
+    let mut bytes = Vec::new();
+    message::open(&open, &mut bytes);
+    message::keepalive(&mut bytes);
+    second.receive(0, Accepted, &bytes, now);
+    let last = sent(second, Accepted, now).pop().unwrap();
+    let Message::Notification(notification) = last else { panic!("{last:?}") };
+    assert_eq!((notification.code, notification.subcode), (6, 7));
+    assert!(!second.wants_connection(0, Accepted));
+    second.closed(0, Accepted, now);
+    pair.run(20);
+    pair.check();
+    assert_eq!(pair.speakers[1].messages(0).established, 1);
+}
+
+/// Goal: a neighbour that connects and does not fit gets the reason, as one that this host connects
+/// to does.
+#[test]
+fn connected_neighbours_must_fit() {
+    let [own, other] = [1, 2].map(|last| Ipv4Addr::new(192, 0, 2, last));
+    let unspecified = Ipv4Addr::UNSPECIFIED;
+    for (as_number, router_id, subcode) in
+        [(65002, other, 2), (65001, own, 3), (65001, unspecified, 3)]
+    {
+        let mut pair = Pair::new([1, 2], true, 7);
+        let (now, speaker) = (pair.now, &mut pair.speakers[0]);
+        speaker.tick(now);
+        assert!(speaker.accept(0, now));
+        let &[Message::Open(mut open)] = &sent(speaker, Accepted, now)[..] else {
+            panic!("no open")
+        };
+        (open.as_number, open.router_id) = (as_number, router_id);
+        let mut bytes = Vec::new();
+        message::open(&open, &mut bytes);
+        speaker.receive(0, Accepted, &bytes, now);
+        let last = sent(speaker, Accepted, now).pop().unwrap();
+        let Message::Notification(notification) = last else { panic!("{last:?}") };
+        assert_eq!((notification.code, notification.subcode), (2, subcode));
+        assert!(!speaker.wants_connection(0, Accepted));
+        assert_eq!(speaker.state(0), State::Active, "it waits for another one");
+    }
 }

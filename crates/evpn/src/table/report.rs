@@ -32,6 +32,8 @@ pub struct Counters {
     pub duplicates: u64,
     /// Stations seen here that another host announces as sticky.
     pub sticky: u64,
+    /// Connections that were not accepted: from no neighbour, or from one that has one.
+    pub refused: u64,
 }
 
 /// A station, for reports.

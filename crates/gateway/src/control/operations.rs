@@ -201,6 +201,8 @@ pub fn evpn(mut fields: Fields) -> Result<EvpnSettings, Wrong> {
     if let Some(port) = fields.number("port", 1, u16::MAX.into())? {
         settings.port = port as u16;
     }
+    settings.listen = fields.parsed("listen")?;
+    settings.is_passive = fields.yes_or_no("passive")?.unwrap_or(false);
     if let Some(seconds) = fields.number("hold-time", 0, u16::MAX.into())? {
         settings.hold_seconds = seconds as u16;
     }

@@ -7,6 +7,9 @@
 //! speaker wants changed. It sleeps until a file is ready or the speaker has something to do.
 //! Workers do nothing for it but to carry out changes.
 //!
+//! With [`EvpnSettings::listen`] neighbours may connect, too. Connections of others are closed and
+//! counted. If there are two to a neighbour, the speaker says which one stays.
+//!
 //! Each VXLAN port takes part that ends at the address of this host that the others have, also one
 //! that is added while this runs.
 //!
@@ -19,7 +22,7 @@
 //!
 //! The speaker is behind a lock, for reports: only who asks for one waits.
 //!
-//! Limits: those of the speaker; [`READS`] per neighbour and turn.
+//! Limits: those of the speaker; [`READS`] per neighbour and turn; [`ACCEPTS`] per turn.
 
 mod settings;
 
@@ -27,7 +30,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -36,10 +39,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use towpath_evpn::session::{self, Settings as SessionSettings, State};
+use towpath_evpn::session::{self, Link, Settings as SessionSettings, State};
 use towpath_evpn::{Config, Counters, NeighborReport, Speaker, StationReport};
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::socket::TcpSocket;
+use towpath_io::socket::{TcpListener, TcpSocket};
 use towpath_net::switch::PortVlans;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::time::{Instant, earliest};
@@ -57,9 +60,12 @@ pub use settings::{EvpnError, EvpnSettings, Password, vtep};
 
 /// Reads of one neighbour before the others have their turn.
 const READS: usize = 4;
+/// Connections accepted before neighbours have their turn.
+const ACCEPTS: usize = 16;
 /// Bytes of one read.
 const READ_BYTES: usize = 64 << 10;
-/// Pause before a refused station is offered again, and before a busy network is asked again.
+/// Pause before a refused station is offered again, or connections are accepted again; and before a
+/// busy network is asked again.
 const RETRY: Duration = Duration::from_secs(10);
 const BUSY: Duration = Duration::from_millis(10);
 
@@ -110,13 +116,14 @@ impl Evpn {
         vtep: IpAddr,
         control: ControlPlane,
         tell: TellEvpn,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, EvpnError> {
         let now = Instant::START;
         let config = Config {
             settings: SessionSettings {
                 as_number: settings.as_number,
                 router_id: settings.router_id,
                 hold_seconds: settings.hold_seconds,
+                is_passive: settings.is_passive,
             },
             vtep,
             neighbors: settings.neighbors.len(),
@@ -128,10 +135,12 @@ impl Evpn {
             started: moment(),
         });
         let (running, ends) = sync_channel(0);
-        let bell = EventDoorbell::new()?;
+        let bell = EventDoorbell::new().map_err(io::Error::from)?;
         let loops = Loop {
             shared: shared.clone(),
             peers: shared.neighbors.iter().map(|to| Peer::new(*to, &settings.password)).collect(),
+            listener: settings.listen.map(|at| listen(at, settings)).transpose()?,
+            accepts_at: None,
             control,
             vtep,
             tunnels: Vec::new(),
@@ -231,6 +240,17 @@ impl Shared {
     }
 }
 
+/// Opens the socket to which neighbours connect.
+fn listen(at: SocketAddr, settings: &EvpnSettings) -> Result<TcpListener, EvpnError> {
+    let listener = match &settings.password {
+        Some(Password(password)) => {
+            TcpListener::bind_signed(at, &settings.neighbors, password.as_bytes())
+        }
+        None => TcpListener::bind(at, None),
+    };
+    listener.map_err(|error| EvpnError::Listen { at, error })
+}
+
 #[expect(clippy::disallowed_methods, reason = "no worker drives this thread")]
 fn moment() -> std::time::Instant {
     std::time::Instant::now()
@@ -240,6 +260,9 @@ fn moment() -> std::time::Instant {
 struct Loop {
     shared: Arc<Shared>,
     peers: Vec<Peer>,
+    listener: Option<TcpListener>,
+    /// Until then nothing is accepted, as descriptors or memory are short.
+    accepts_at: Option<Instant>,
     control: ControlPlane,
     vtep: IpAddr,
     /// VXLAN ports that take part, and their networks.
@@ -267,7 +290,9 @@ impl Loop {
         let mut speaker = shared.speaker();
         speaker.shut_down(now);
         for (index, peer) in self.peers.iter_mut().enumerate() {
-            peer.write(index, &mut speaker, now);
+            for link in LINKS {
+                peer.write(index, link, &mut speaker, now);
+            }
         }
     }
 
@@ -278,6 +303,7 @@ impl Loop {
         let now = shared.now();
         self.take_events(&mut speaker, now);
         speaker.tick(now);
+        self.accept(&mut speaker, now);
         let may_read = self.changes.is_empty();
         for (index, peer) in self.peers.iter_mut().enumerate() {
             peer.turn(index, &mut speaker, may_read.then_some(&mut *buffer), now);
@@ -297,7 +323,36 @@ impl Loop {
         }
         let busy = (!self.changes.is_empty()).then(|| now + BUSY);
         let retry = (!self.refused.is_empty()).then_some(self.retry_at);
-        earliest([speaker.deadline(), busy, retry, self.settles_at])
+        earliest([speaker.deadline(), busy, retry, self.settles_at, self.accepts_at])
+    }
+
+    /// Takes connections of neighbours, and closes those of others.
+    fn accept(&mut self, speaker: &mut Speaker, now: Instant) {
+        let Some(listener) = &self.listener else { return };
+        if self.accepts_at.is_some_and(|at| at > now) {
+            return;
+        }
+        self.accepts_at = None;
+        for _ in 0..ACCEPTS {
+            let (socket, from) = match listener.accept() {
+                Ok(connection) => connection,
+                // Connections that ended before they were accepted are no reason to stop.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.accepts_at = Some(now + RETRY);
+                    return;
+                }
+            };
+            match self.peers.iter().position(|peer| peer.to.ip() == from.ip()) {
+                None => speaker.refuse(),
+                Some(index) if speaker.accept(index, now) => {
+                    let wire = Wire { socket, is_open: true, is_full: false };
+                    self.peers[index].wires[Link::Accepted as usize] = Some(wire);
+                }
+                Some(_) => {}
+            }
+        }
     }
 
     /// Says when all other hosts are known.
@@ -374,13 +429,15 @@ impl Loop {
         let mut files: Vec<PollFd<'_>> =
             of_bells.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let may_read = self.changes.is_empty();
-        for peer in &self.peers {
-            let Some(socket) = &peer.socket else { continue };
+        for wire in self.peers.iter().flat_map(|peer| peer.wires.iter().flatten()) {
             let mut flags = PollFlags::empty();
-            flags.set(PollFlags::IN, may_read && peer.is_open);
-            flags.set(PollFlags::OUT, !peer.is_open || peer.is_full);
-            files.push(PollFd::from_borrowed_fd(socket.as_fd(), flags));
+            flags.set(PollFlags::IN, may_read && wire.is_open);
+            flags.set(PollFlags::OUT, !wire.is_open || wire.is_full);
+            files.push(PollFd::from_borrowed_fd(wire.socket.as_fd(), flags));
         }
+        let listener = self.listener.iter().filter(|_| self.accepts_at.is_none());
+        files
+            .extend(listener.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
         let timeout = deadline.map(|at| {
             let pause = at.since(self.shared.now());
             Timespec {
@@ -393,29 +450,30 @@ impl Loop {
     }
 }
 
-/// A neighbour's connection.
+/// A neighbour and its connections.
 struct Peer {
     to: SocketAddr,
     password: Option<Password>,
-    socket: Option<TcpSocket>,
-    /// The connection is established.
-    is_open: bool,
-    /// The socket took less than there was.
-    is_full: bool,
+    /// By who opened them ([`Link`]).
+    wires: [Option<Wire>; LINKS.len()],
     /// The state that was reported last.
     reported: State,
 }
 
+const LINKS: [Link; 2] = [Link::Opened, Link::Accepted];
+
+/// A connection.
+struct Wire {
+    socket: TcpSocket,
+    /// It is established.
+    is_open: bool,
+    /// The socket took less than there was.
+    is_full: bool,
+}
+
 impl Peer {
     fn new(to: SocketAddr, password: &Option<Password>) -> Self {
-        Self {
-            to,
-            password: password.clone(),
-            socket: None,
-            is_open: false,
-            is_full: false,
-            reported: State::Idle,
-        }
+        Self { to, password: password.clone(), wires: [None, None], reported: State::Idle }
     }
 
     /// Connects, reads if there is a buffer to read into, and writes.
@@ -423,80 +481,98 @@ impl Peer {
         &mut self,
         index: usize,
         speaker: &mut Speaker,
-        buffer: Option<&mut [u8]>,
+        mut buffer: Option<&mut [u8]>,
         now: Instant,
     ) {
-        if speaker.wants_connection(index) && self.socket.is_none() {
+        self.connect(index, speaker, now);
+        for link in LINKS {
+            if let Some(buffer) = &mut buffer {
+                self.read(index, link, speaker, buffer, now);
+            }
+            self.write(index, link, speaker, now);
+        }
+        // What happens on one connection may end the other one, which says why.
+        for link in LINKS {
+            if !speaker.wants_connection(index, link) {
+                self.write(index, link, speaker, now);
+                self.wires[link as usize] = None;
+            }
+        }
+    }
+
+    /// Opens a connection, or sees whether it has become established.
+    fn connect(&mut self, index: usize, speaker: &mut Speaker, now: Instant) {
+        let wire = &mut self.wires[Link::Opened as usize];
+        if speaker.wants_connection(index, Link::Opened) && wire.is_none() {
             let connection = match &self.password {
                 Some(Password(password)) => TcpSocket::connect_signed(self.to, password.as_bytes()),
                 None => TcpSocket::connect(self.to),
             };
             match connection {
-                Ok((socket, _)) => (self.socket, self.is_open) = (Some(socket), false),
-                Err(_) => speaker.closed(index, now),
+                Ok((socket, _)) => *wire = Some(Wire { socket, is_open: false, is_full: false }),
+                Err(_) => speaker.closed(index, Link::Opened, now),
             }
         }
-        if let Some(socket) = &self.socket
-            && !self.is_open
+        if let Some(wire) = wire
+            && !wire.is_open
         {
-            if socket.take_error().is_some() {
-                speaker.closed(index, now);
-            } else if rustix::net::getpeername(socket.as_fd()).is_ok() {
-                self.is_open = true;
+            if wire.socket.take_error().is_some() {
+                speaker.closed(index, Link::Opened, now);
+            } else if rustix::net::getpeername(wire.socket.as_fd()).is_ok() {
+                wire.is_open = true;
                 speaker.connected(index, now);
             }
         }
-        if let Some(buffer) = buffer {
-            self.read(index, speaker, buffer, now);
-        }
-        self.write(index, speaker, now);
-        if !speaker.wants_connection(index) {
-            self.socket = None;
-            self.is_open = false;
-        }
     }
 
-    fn read(&self, index: usize, speaker: &mut Speaker, buffer: &mut [u8], now: Instant) {
-        let Some(socket) = self.open() else { return };
+    fn read(
+        &self,
+        index: usize,
+        link: Link,
+        speaker: &mut Speaker,
+        buffer: &mut [u8],
+        now: Instant,
+    ) {
+        let Some(wire) = self.wires[link as usize].as_ref().filter(|wire| wire.is_open) else {
+            return;
+        };
         for _ in 0..READS {
-            match rustix::io::read(socket, &mut *buffer) {
-                Ok(len) if len > 0 => speaker.receive(index, &buffer[..len], now),
+            match rustix::io::read(&wire.socket, &mut *buffer) {
+                Ok(len) if len > 0 => speaker.receive(index, link, &buffer[..len], now),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 Ok(_) | Err(_) => {
-                    speaker.closed(index, now);
+                    speaker.closed(index, link, now);
                     return;
                 }
             }
         }
     }
 
-    fn write(&mut self, index: usize, speaker: &mut Speaker, now: Instant) {
-        let Some(socket) = self.open() else { return };
-        let mut is_full = false;
+    fn write(&mut self, index: usize, link: Link, speaker: &mut Speaker, now: Instant) {
+        let Some(wire) = self.wires[link as usize].as_mut().filter(|wire| wire.is_open) else {
+            return;
+        };
+        wire.is_full = false;
         loop {
-            let output = speaker.output(index, now);
+            let output = speaker.output(index, link, now);
             if output.is_empty() {
-                break;
+                return;
             }
-            match rustix::net::send(socket, output, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(len) => speaker.sent(index, len, now),
+            match rustix::net::send(&wire.socket, output, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+            {
+                Ok(len) => speaker.sent(index, link, len, now),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    is_full = true;
-                    break;
+                    wire.is_full = true;
+                    return;
                 }
                 Err(_) => {
-                    speaker.closed(index, now);
-                    break;
+                    speaker.closed(index, link, now);
+                    return;
                 }
             }
         }
-        self.is_full = is_full;
-    }
-
-    fn open(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().filter(|_| self.is_open).map(AsFd::as_fd)
     }
 
     /// What the user should know about the neighbour since the last time.

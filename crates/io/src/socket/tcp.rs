@@ -288,7 +288,7 @@ impl UnconnectedTcp {
 }
 
 /// Has the kernel sign what it sends to `peer`, and expect signed segments from there.
-pub(super) fn set_key(fd: BorrowedFd<'_>, peer: SocketAddr, key: &[u8]) -> Result<(), Errno> {
+fn set_key(fd: BorrowedFd<'_>, peer: SocketAddr, key: &[u8]) -> Result<(), Errno> {
     if !(1..=TCP_KEY_BYTES_MAX).contains(&key.len()) {
         return Err(Errno::INVAL);
     }
@@ -321,6 +321,22 @@ impl TcpListener {
     /// while connections of an earlier listener linger.
     pub fn bind(address: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
         Self::listen(address, |fd| bind(fd, &address, interface))
+    }
+
+    /// Listens on `address`. Segments of these peers are signed with a key, as
+    /// [`TcpSocket::connect_signed`] does it; unsigned ones are not heard. Connections of others
+    /// are not signed.
+    ///
+    /// # Errors
+    /// `EINVAL` if the key has another length than 1 to [`TCP_KEY_BYTES_MAX`] bytes, `ENOPROTOOPT`
+    /// if the kernel signs nothing, and those of bind(2).
+    pub fn bind_signed(address: SocketAddr, peers: &[IpAddr], key: &[u8]) -> io::Result<Self> {
+        Self::listen(address, |fd| {
+            for peer in peers.iter().filter(|peer| peer.is_ipv4() == address.is_ipv4()) {
+                set_key(fd.as_fd(), SocketAddr::new(*peer, 0), key)?;
+            }
+            bind(fd, &address, None)
+        })
     }
 
     /// Listens on a port of all addresses of both IP versions, on one interface only if it is

@@ -533,24 +533,29 @@ fn ping_answers() {
     }
 }
 
-/// Goal: a connection whose segments are signed is established if both sides have the key. Keys of
-/// other lengths are refused.
+/// Goal: a connection whose segments are signed is established if both sides have the key, and not
+/// without one. Keys of other lengths are refused.
 #[test]
 fn connections_with_a_key() {
     for text in loopbacks() {
-        let listener = std::net::TcpListener::bind(text).expect("bound");
-        let to = listener.local_addr().expect("bound");
-        match tcp::set_key(listener.as_fd(), to, b"secret") {
-            Err(Errno::NOPROTOOPT) => {
+        let at = address(text);
+        let listener = match TcpListener::bind_signed(at, &[at.ip()], b"secret") {
+            Err(error) if error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => {
                 println!("skipped: this kernel signs no segments");
                 return;
             }
             result => result.expect("a key of this length"),
-        }
+        };
+        let to = listener.local().expect("bound");
+        let (_unsigned, is_established) = TcpSocket::connect(to).expect("connecting");
+        assert!(!is_established);
+        assert!(would_block(listener.accept()), "it is not heard");
         let (socket, _) = TcpSocket::connect_signed(to, b"secret").expect("connecting");
         ready(&socket, Interest::WRITE);
         assert!(socket.take_error().is_none());
         listener.accept().expect("it is established");
+        let wrong = TcpListener::bind_signed(at, &[at.ip()], b"").expect_err("no key");
+        assert_eq!(wrong.raw_os_error(), Some(Errno::INVAL.raw_os_error()));
         for key in [&[][..], &[7; TCP_KEY_BYTES_MAX + 1]] {
             let error = TcpSocket::connect_signed(to, key).expect_err("a key of this length");
             assert_eq!(error.raw_os_error(), Some(Errno::INVAL.raw_os_error()));

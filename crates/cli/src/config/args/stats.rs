@@ -40,9 +40,9 @@ use crate::exit;
 /// packets, bytes and drops, and, with BGP EVPN, `evpn`: `sessions` by state and `neighbors`,
 /// routes `received` and `announced` by type and those that are `unused` by reason, `malformed`
 /// messages, stations that `moved_here` and `moved_away`, `duplicates` and those that are `frozen`
-/// now, `sticky` ones, requests for addresses that were answered here (`resolved`), and `leases`:
-/// `conflicts` with other hosts, guests that `moved_away`, and requests while hosts were
-/// `settling`. Later versions may add names.
+/// now, `sticky` ones, `refused` connections, requests for addresses that were answered here
+/// (`resolved`), and `leases`: `conflicts` with other hosts, guests that `moved_away`, and requests
+/// while hosts were `settling`. Later versions may add names.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct StatsArguments {

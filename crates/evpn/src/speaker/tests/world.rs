@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::super::*;
 use crate::message::{Attributes, Update};
+use crate::session::Link::Opened;
 
 /// Delay of a link, and step of the simulation while bytes are under way.
 const DELAY: Duration = Duration::from_millis(1);
@@ -77,7 +78,12 @@ pub(super) fn memory() -> String {
 }
 
 fn settings(host: u8, hold_seconds: u16) -> Settings {
-    Settings { as_number: 65001, router_id: Ipv4Addr::new(192, 0, 2, host), hold_seconds }
+    Settings {
+        as_number: 65001,
+        router_id: Ipv4Addr::new(192, 0, 2, host),
+        hold_seconds,
+        is_passive: false,
+    }
 }
 
 impl World {
@@ -125,7 +131,7 @@ impl World {
         self.reflectors[reflector] = None;
         for host in &mut self.hosts {
             host.links[reflector] = Link::default();
-            host.speaker.closed(reflector, self.now);
+            host.speaker.closed(reflector, Opened, self.now);
         }
     }
 
@@ -151,7 +157,7 @@ impl World {
     /// The connection between a host and a reflector ends, and both see that.
     pub(super) fn disconnect(&mut self, host: usize, reflector: usize) {
         self.hosts[host].links[reflector] = Link::default();
-        self.hosts[host].speaker.closed(reflector, self.now);
+        self.hosts[host].speaker.closed(reflector, Opened, self.now);
         if let Some(reflector) = &mut self.reflectors[reflector] {
             reflector.clients[host].session.closed(self.now);
             reflector.handle_events(host);
@@ -275,29 +281,29 @@ impl Host {
         self.speaker.tick(now);
         for (neighbor, reflector) in reflectors.iter_mut().enumerate() {
             let link = &mut self.links[neighbor];
-            if self.speaker.wants_connection(neighbor) && !link.is_open {
+            if self.speaker.wants_connection(neighbor, Opened) && !link.is_open {
                 match reflector {
                     Some(reflector) if !link.is_cut => {
                         *link = Link { is_open: true, ..Link::default() };
                         reflector.accept(index, now);
                         self.speaker.connected(neighbor, now);
                     }
-                    _ => self.speaker.closed(neighbor, now),
+                    _ => self.speaker.closed(neighbor, Opened, now),
                 }
             }
             while let Some((_, bytes)) = link.down.pop_front_if(|(at, _)| *at <= now) {
                 self.bytes += bytes.len();
-                self.speaker.receive(neighbor, &bytes, now);
+                self.speaker.receive(neighbor, Opened, &bytes, now);
             }
-            let bytes = self.speaker.output(neighbor, now).to_vec();
+            let bytes = self.speaker.output(neighbor, Opened, now).to_vec();
             if !bytes.is_empty() {
                 self.bytes += bytes.len();
-                self.speaker.sent(neighbor, bytes.len(), now);
+                self.speaker.sent(neighbor, Opened, bytes.len(), now);
                 if !link.is_cut {
                     link.up.push_back((now + DELAY, bytes));
                 }
             }
-            if !self.speaker.is_connected(neighbor) {
+            if !self.speaker.is_connected(neighbor, Opened) {
                 link.is_open = false;
             }
         }

@@ -1,7 +1,8 @@
 //! The settings of EVPN.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use towpath_evpn::NEIGHBORS_MAX;
 use towpath_evpn::session::{HOLD_SECONDS, HOLD_SECONDS_MIN};
@@ -24,6 +25,10 @@ pub struct EvpnSettings {
     pub neighbors: Vec<IpAddr>,
     /// TCP port of the neighbours.
     pub port: u16,
+    /// Where neighbours may connect to this host, if they may.
+    pub listen: Option<SocketAddr>,
+    /// Neighbours connect, and this host never does.
+    pub is_passive: bool,
     /// Seconds of silence after which a neighbour is given up; zero: never.
     pub hold_seconds: u16,
     /// Signs the segments of all sessions (RFC 2385); the neighbours have it, too.
@@ -57,9 +62,21 @@ pub enum EvpnError {
     /// A setting is invalid.
     #[error("{0}")]
     Setting(&'static str),
+    /// No connections can be accepted.
+    #[error(
+        "cannot listen at {at} for BGP neighbors: {error}; 'listen' takes an address of this host, \
+         and a port from 1024 up if this process may not have lower ones (the neighbors name it as \
+         their 'port')"
+    )]
+    Listen {
+        /// The local address and port.
+        at: SocketAddr,
+        /// The error.
+        error: io::Error,
+    },
     /// There is one already, or a system call failed.
     #[error(transparent)]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
 }
 
 impl EvpnSettings {
@@ -71,6 +88,8 @@ impl EvpnSettings {
             router_id,
             neighbors,
             port: BGP_PORT,
+            listen: None,
+            is_passive: false,
             hold_seconds: HOLD_SECONDS,
             password: None,
             shares_ipv4_pool: true,
@@ -94,6 +113,12 @@ impl EvpnSettings {
         }
         if self.neighbors.is_empty() || self.neighbors.len() > NEIGHBORS_MAX {
             return wrong("expected 1 to 16 neighbours; with more hosts, use route reflectors");
+        }
+        if self.is_passive && self.listen.is_none() {
+            return wrong("'passive' waits for neighbours and nothing listens; set 'listen', too");
+        }
+        if self.listen.is_some_and(|at| at.port() == 0 || at.ip().is_multicast()) {
+            return wrong("'listen' is no address and port of this host, such as 192.0.2.11:179");
         }
         if (1..HOLD_SECONDS_MIN).contains(&self.hold_seconds) {
             return wrong("the hold time is 1 or 2 seconds; expected at least 3, or 0 for none");
@@ -137,6 +162,8 @@ mod tests {
             EvpnSettings { neighbors: Vec::new(), ..good.clone() },
             EvpnSettings { neighbors: vec![Ipv4Addr::LOCALHOST.into(); 17], ..good.clone() },
             EvpnSettings { hold_seconds: 2, ..good.clone() },
+            EvpnSettings { is_passive: true, ..good.clone() },
+            EvpnSettings { listen: Some((Ipv4Addr::LOCALHOST, 0).into()), ..good.clone() },
             EvpnSettings { password: Some(Password(String::new())), ..good },
         ];
         for settings in wrong {

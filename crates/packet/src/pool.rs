@@ -38,6 +38,9 @@ const _: () = assert!(
     "a read buffer holds the largest packet"
 );
 
+/// Is called with each run of free slots.
+type EachRun<'a> = &'a mut dyn FnMut(Range<usize>);
+
 /// A fixed set of equal frames. One thread takes; any thread gives back by dropping.
 pub struct Pool {
     slab: Slab<Loan>,
@@ -123,9 +126,24 @@ impl Pool {
     /// Calls `each` with the memory of frames that were used and are free, in ranges as long as
     /// possible. `each` may overwrite it or return it to the system. For idle times: scans all
     /// frames that were ever used, and allocates.
-    pub fn unused(&mut self, mut each: impl FnMut(&mut [u8])) {
+    pub fn unused(&mut self, each: impl FnMut(&mut [u8])) {
+        self.see_free(|slab, each| slab.free_runs(each), each);
+    }
+
+    /// Calls `each` with the memory of frames that were used and are beyond the
+    /// [limit](Self::limit), as [`unused`](Self::unused) does.
+    pub fn withheld(&mut self, each: impl FnMut(&mut [u8])) {
+        self.see_free(|slab, each| slab.withheld_runs(each), each);
+    }
+
+    /// Calls `each` with the memory of the runs of free frames that `runs` finds.
+    fn see_free(
+        &mut self,
+        runs: fn(&mut Slab<Loan>, EachRun<'_>),
+        mut each: impl FnMut(&mut [u8]),
+    ) {
         let (first, frame_bytes) = (self.region.first_frame(), self.frame_bytes());
-        self.slab.free_runs(|run| {
+        runs(&mut self.slab, &mut |run| {
             // SAFETY: the frames of the run lie within the region.
             let start = unsafe { first.add(run.start * frame_bytes) };
             let len = run.len() * frame_bytes;
@@ -133,6 +151,13 @@ impl Pool {
             // can be taken while `self` is borrowed, and the former holders no longer use them.
             each(unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), len) });
         });
+    }
+
+    /// Sets how many frames may be out: `most`, or all if there are fewer. Frames that are out stay
+    /// out; while there are more of them, none can be taken. All free counts and the capacity are
+    /// those within the limit.
+    pub fn limit(&mut self, most: usize) {
+        self.slab.limit(most);
     }
 
     /// Frames that can be taken, at least. Collects returned frames.
@@ -147,7 +172,7 @@ impl Pool {
         self.slab.free_at_least()
     }
 
-    /// Frames in the pool.
+    /// Frames that may be out.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.slab.capacity()
@@ -328,7 +353,29 @@ impl Memory {
         self.large.unused(each);
     }
 
-    /// Bytes of all frames.
+    /// Sets how many bytes of frames may be out, as [`MemoryConfig::within`] divides them. Frames
+    /// that are out stay out: see [`Pool::limit`].
+    pub fn limit(&mut self, bytes: usize) {
+        let config = MemoryConfig::within(bytes);
+        self.small.limit(config.small_frames);
+        self.large.limit(config.large_frames);
+    }
+
+    /// Calls `each` with the memory of frames of both pools that were used and are beyond the
+    /// limit: see [`Pool::withheld`].
+    pub fn withheld(&mut self, mut each: impl FnMut(&mut [u8])) {
+        self.small.withheld(&mut each);
+        self.large.withheld(each);
+    }
+
+    /// Bytes of all frames that are out, at most: those that other threads returned count until
+    /// they are collected.
+    pub fn out_bytes(&self) -> usize {
+        let [small, large] = [&self.small, &self.large].map(|pool| pool.slab.out_at_most());
+        small * SMALL_FRAME_BYTES + large * LARGE_FRAME_BYTES
+    }
+
+    /// Bytes of all frames that may be out.
     pub fn capacity_bytes(&self) -> usize {
         self.small.capacity() * SMALL_FRAME_BYTES + self.large.capacity() * LARGE_FRAME_BYTES
     }

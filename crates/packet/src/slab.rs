@@ -22,6 +22,10 @@
 //! atomic read-modify-write. A thread cannot find out by itself that it is the owner: the slab may
 //! move to another thread between such a check and the push.
 //!
+//! [`Slab::limit`] bounds how many slots may be out. No slot that is out is affected: free slots
+//! beyond the bound are withheld, those used longest ago first, and further ones as they return. So
+//! only collecting and fresh slots know of the bound, and taking costs nothing more.
+//!
 //! Dropping the owner closes the list. Slots that are still out keep the storage alive: `left`
 //! counts them, and the thread that brings it to zero frees the storage. A thread that finds the
 //! list closed subtracts its slots, possibly before the owner has added the number of slots out.
@@ -96,6 +100,11 @@ pub struct Slab<T> {
     recycled: Vec<u32>,
     /// Slots from here on were never taken and are not constructed.
     fresh: u32,
+    /// Most slots that may be out.
+    limit: u32,
+    /// Free slots that are not taken because of `limit`. Empty as long as fewer are in use or ready
+    /// to be taken.
+    withheld: Vec<u32>,
     count: u32,
 }
 
@@ -126,7 +135,8 @@ impl<T> Slab<T> {
             changing: Changing { returned: AtomicU32::new(NONE), left: AtomicIsize::new(0) },
         }));
         let (shared, make) = (NonNull::from(shared), Box::new(make));
-        Some(Self { shared, make, recycled, fresh: 0, count: count as u32 })
+        let (count, withheld) = (count as u32, Vec::new());
+        Some(Self { shared, make, recycled, fresh: 0, limit: count, withheld, count })
     }
 
     /// Makes a slab as [`try_new`](Self::try_new) does, for small ones.
@@ -204,10 +214,34 @@ impl<T> Slab<T> {
         self.recycled[before..].reverse();
     }
 
+    /// Sets how many slots may be out: `most`, or all if there are fewer. Slots that are out stay
+    /// out; while there are more of them, none can be taken. Allocates if slots are withheld: not
+    /// for each packet.
+    pub fn limit(&mut self, most: usize) {
+        self.limit = u32::try_from(most).map_or(self.count, |most| most.min(self.count));
+        let more = self.limit.saturating_sub(self.circulating()) as usize;
+        let kept = self.withheld.len().saturating_sub(more);
+        self.recycled.extend(self.withheld.drain(kept..));
+        self.collect();
+        self.withhold();
+    }
+
+    /// Withholds slots that are free and beyond the limit.
+    fn withhold(&mut self) {
+        let over = self.circulating().saturating_sub(self.limit) as usize;
+        let coldest = over.min(self.recycled.len());
+        self.withheld.extend(self.recycled.drain(..coldest));
+    }
+
+    /// Slots that are out or can be taken without a fresh one.
+    fn circulating(&self) -> u32 {
+        self.fresh - self.withheld.len() as u32
+    }
+
     /// Takes a slot that was never taken.
     #[cold]
     fn take_fresh(&mut self) -> Option<NonNull<Slot<T>>> {
-        (self.fresh < self.count).then(|| {
+        (self.fresh < self.count && self.circulating() < self.limit).then(|| {
             self.make_slot();
             self.shared().place(self.fresh - 1)
         })
@@ -236,12 +270,18 @@ impl<T> Slab<T> {
     /// Slots that can be taken without collecting returned ones: a lower bound.
     #[inline]
     pub fn free_at_least(&self) -> usize {
-        (self.count - self.out()) as usize
+        self.limit.saturating_sub(self.out()) as usize
     }
 
-    /// Number of slots.
+    /// Number of slots that may be out.
     pub fn capacity(&self) -> usize {
-        self.count as usize
+        self.limit as usize
+    }
+
+    /// Slots out, at most: those that other threads gave back count until they are collected.
+    #[inline]
+    pub fn out_at_most(&self) -> usize {
+        self.out() as usize
     }
 
     /// Slots out. Exact while no other thread gives slots back. Walks the returned slots: for tests
@@ -254,10 +294,20 @@ impl<T> Slab<T> {
 
     /// Calls `each` with the runs of slots that were used and are free, in ascending order. Scans
     /// all slots that were ever used, and allocates: not for the data path.
-    pub fn free_runs(&mut self, mut each: impl FnMut(Range<usize>)) {
+    pub fn free_runs(&mut self, each: impl FnMut(Range<usize>)) {
         self.collect();
+        self.runs(self.recycled.iter().chain(&self.withheld), each);
+    }
+
+    /// Calls `each` with the runs of slots that were used and are withheld, as
+    /// [`free_runs`](Self::free_runs) does.
+    pub fn withheld_runs(&mut self, each: impl FnMut(Range<usize>)) {
+        self.runs(self.withheld.iter(), each);
+    }
+
+    fn runs<'a>(&self, indices: impl Iterator<Item = &'a u32>, mut each: impl FnMut(Range<usize>)) {
         let mut free = vec![false; self.fresh as usize];
-        for &index in &self.recycled {
+        for &index in indices {
             free[index as usize] = true;
         }
         let mut start = 0;
@@ -271,7 +321,7 @@ impl<T> Slab<T> {
 
     /// Slots taken minus slots collected; at least the number of slots out.
     fn out(&self) -> u32 {
-        self.fresh - self.recycled.len() as u32
+        self.circulating() - self.recycled.len() as u32
     }
 
     /// Moves returned slots to the stack: they are taken next.
@@ -294,6 +344,9 @@ impl<T> Slab<T> {
         let before = self.recycled.len();
         self.recycled.extend(shared.list(head));
         self.recycled[before..].reverse();
+        if self.circulating() > self.limit {
+            self.withhold();
+        }
     }
 
     fn shared(&self) -> &Shared<T> {
@@ -559,6 +612,43 @@ mod tests {
             unsafe { give_back(slot) };
         }
         assert_eq!((slab.free_count(), other.free_count()), (4, 4));
+    }
+
+    /// Goal: a lower limit takes nothing away; slots beyond it are withheld as they come back, and
+    /// are there again when it rises. Fresh ones are not used beyond it.
+    #[test]
+    fn a_limit_applies_to_free_slots() {
+        let mut slab = Slab::new(6, |index| index);
+        let taken: Vec<_> = (0..4).map(|_| slab.take().expect("free")).collect();
+        // SAFETY: the slots are out.
+        let index = |slot: NonNull<Slot<usize>>| *unsafe { slot.as_ref() }.value();
+        // SAFETY: out, given back once.
+        let give = |slot: NonNull<Slot<usize>>| unsafe { give_back(slot) };
+        slab.limit(2);
+        assert_eq!((slab.capacity(), slab.out_count(), slab.free_count()), (2, 4, 0));
+        assert!(slab.take().is_none());
+        give(taken[3]);
+        give(taken[2]);
+        assert!(slab.take().is_none(), "two are out");
+        assert_eq!((slab.out_at_most(), slab.free_count()), (2, 0));
+        give(taken[1]);
+        assert_eq!((slab.free_count(), slab.out_count()), (1, 1));
+        let again = slab.take().expect("one is free");
+        assert_eq!(index(again), 1, "the last one that came back");
+        assert!(slab.take().is_none());
+        let mut withheld = Vec::new();
+        slab.withheld_runs(|run| withheld.push(run));
+        assert!(withheld.len() == 1 && withheld[0] == (2..4), "{withheld:?}");
+        slab.limit(3);
+        assert_eq!((slab.free_count(), slab.free_at_least()), (1, 1));
+        slab.limit(100);
+        assert_eq!((slab.capacity(), slab.free_count()), (6, 4));
+        let all: Vec<_> = core::iter::from_fn(|| slab.take()).collect();
+        assert_eq!(all.len(), 4, "with the fresh ones");
+        all.into_iter().chain([taken[0], again]).for_each(give);
+        slab.limit(0);
+        assert!(slab.take().is_none());
+        assert_eq!((slab.out_count(), slab.free_count()), (0, 0));
     }
 
     /// Regression: slots that came back while others were in the free list did not count.

@@ -73,11 +73,31 @@ fn unused_memory_is_that_of_free_frames() {
     assert!(again.len() == 6 && again.iter().all(|frame| frame.iter().all(|&byte| byte == 0)));
 }
 
+/// Goal: the memory beyond a limit, and no other, is passed to the caller.
+#[test]
+fn withheld_memory_is_that_beyond_the_limit() {
+    let mut memory = Memory::new(MemoryConfig { packets: 1, small_frames: 512, large_frames: 64 });
+    let frames: Vec<Frame> = core::iter::from_fn(|| memory.large.take()).take(60).collect();
+    let within = 1 << 20;
+    drop(frames);
+    memory.limit(within);
+    assert_eq!((memory.large.capacity(), memory.small.capacity()), (48, 128));
+    let mut bytes = 0;
+    memory.withheld(|range| bytes += range.len());
+    assert_eq!(bytes, 12 * LARGE_FRAME_BYTES);
+    assert_eq!(memory.capacity_bytes(), within);
+    let _one = memory.small.take();
+    assert_eq!(memory.out_bytes(), SMALL_FRAME_BYTES);
+    memory.limit(usize::MAX);
+    assert_eq!((memory.large.capacity(), memory.small.capacity()), (64, 512));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Take,
     Slice(usize, usize, usize),
     Drop(usize),
+    Limit(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -85,32 +105,34 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         Just(Step::Take),
         (any::<usize>(), 0..65usize, 0..65usize).prop_map(|(i, a, b)| Step::Slice(i, a, b)),
         any::<usize>().prop_map(Step::Drop),
+        (0..7usize).prop_map(Step::Limit),
     ];
     proptest::collection::vec(step, 0..200)
 }
 
 proptest! {
-    /// Goal: a frame is free exactly when it has no piece, and pieces never change.
+    /// Goal: a frame is free exactly when it has no piece, and pieces never change. A limit that
+    /// changes takes no frame away, and holds for frames that are taken.
     /// Method: random takes, slices and drops against a model of plain byte vectors.
     #[test]
     fn frames_are_free_exactly_when_no_piece_lives(steps in steps()) {
         const FRAMES: usize = 5;
         let mut pool = Pool::new(FRAMES, 64);
         let mut held: Vec<(Piece, Vec<u8>)> = Vec::new();
-        let mut stamp = 0u8;
+        let (mut stamp, mut limit) = (0u8, FRAMES);
         for step in steps {
             match step {
                 Step::Take => {
                     let live = live_frames(&held);
                     match pool.take() {
                         Some(mut frame) => {
-                            prop_assert!(live < FRAMES);
+                            prop_assert!(live < limit);
                             stamp = stamp.wrapping_add(1);
                             frame.fill(stamp);
                             let content = frame.to_vec();
                             held.push((frame.freeze(64), content));
                         }
-                        None => prop_assert_eq!(live, FRAMES),
+                        None => prop_assert!(live >= limit),
                     }
                 }
                 Step::Slice(index, from, len) if !held.is_empty() => {
@@ -123,12 +145,17 @@ proptest! {
                 Step::Drop(index) if !held.is_empty() => {
                     held.swap_remove(index % held.len());
                 }
+                Step::Limit(most) => {
+                    limit = most.min(FRAMES);
+                    pool.limit(most);
+                }
                 _ => {}
             }
             for (piece, content) in &held {
                 prop_assert_eq!(piece.bytes(), Some(&content[..]));
             }
             prop_assert_eq!(pool.out_count(), live_frames(&held));
+            prop_assert_eq!(pool.free_count(), limit.saturating_sub(live_frames(&held)));
         }
     }
 }

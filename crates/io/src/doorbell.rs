@@ -31,10 +31,9 @@ pub struct EventDoorbell {
 impl EventDoorbell {
     /// A doorbell that has not rung. Fails if the process has too many descriptors.
     pub fn new() -> Result<Self, Errno> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let has_barrier = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok();
-        Ok(Self { event: Arc::new(event), has_barrier })
+        Ok(Self { has_barrier, ..Self::fenced()? })
     }
 
     /// A doorbell whose producers issue their own barriers, for rings whose consumer often sleeps.
@@ -42,7 +41,8 @@ impl EventDoorbell {
     /// # Errors
     /// Those of [`new`](Self::new).
     pub fn fenced() -> Result<Self, Errno> {
-        Ok(Self { has_barrier: false, ..Self::new()? })
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event: Arc::new(event), has_barrier: false })
     }
 
     /// Sleeps until the doorbell rings, unless it has rung since it was last cleared; then clears

@@ -10,6 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;

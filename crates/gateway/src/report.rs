@@ -72,8 +72,10 @@ pub struct Report {
 }
 
 /// Counters of one of several workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerShare {
+    /// It is parked: it serves no flows until those before it are full.
+    pub parked: bool,
     /// Open flows: TCP, UDP, echo.
     pub flows: (usize, usize, usize),
     /// Packets that its stack received from the program.
@@ -127,10 +129,15 @@ impl Report {
         self.frames_taken.0 + self.frames_taken.1
     }
 
-    /// Returns the sum of the reports of several workers; `first` is the first worker's.
-    pub(crate) fn of_several(mut first: Self, others: &[Self]) -> Self {
-        first.workers = [&first].into_iter().chain(others).map(Self::share).collect();
-        for other in others {
+    /// Returns the sum of the reports of several workers; `first` is the first worker's. `serving`
+    /// of the others serve, and those that have no report have never served.
+    pub(crate) fn of_several(mut first: Self, others: &[Option<Self>], serving: usize) -> Self {
+        let shares = others.iter().enumerate().map(|(index, other)| {
+            let share = other.as_ref().map(Self::share).unwrap_or_default();
+            WorkerShare { parked: index >= serving, ..share }
+        });
+        first.workers = [first.share()].into_iter().chain(shares).collect();
+        for other in others.iter().flatten() {
             first.add(other);
         }
         first
@@ -138,6 +145,7 @@ impl Report {
 
     fn share(&self) -> WorkerShare {
         WorkerShare {
+            parked: false,
             flows: self.flows,
             packets_in: self.stack.packets_in,
             packets_out: self.stack.packets_out,
@@ -370,10 +378,11 @@ impl Report {
     fn fmt_workers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, share) in self.workers.iter().enumerate() {
             let WorkerShare { flows: (tcp, udp, echo), .. } = *share;
+            let parked = if share.parked { "; parked" } else { "" };
             writeln!(
                 f,
                 "worker {index}          {} bytes out, {} bytes in, {} packets handed over, {} \
-                 flows taken over; now tcp {tcp}, udp {udp}, echo {echo}",
+                 flows taken over; now tcp {tcp}, udp {udp}, echo {echo}{parked}",
                 share.bytes_out, share.bytes_in, share.handed_over, share.flows_taken
             )?;
         }

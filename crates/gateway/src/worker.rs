@@ -141,10 +141,11 @@ impl<S: Inside> Worker<S> {
         self.recording.as_mut()
     }
 
-    /// Makes this worker tell the time of another one, so that flows can move between them. Call it
-    /// before either serves.
-    pub(crate) fn tell_time_of<T: Inside>(&mut self, other: &Worker<T>) {
-        self.clock = other.clock.clone();
+    /// Makes this worker tell the time of another one's clock, so that flows can move between them,
+    /// as one that was asleep until now. Call it before this worker serves.
+    pub(crate) fn tell_time_of(&mut self, clock: Clock) {
+        self.asleep = clock.now().since(Instant::START);
+        self.clock = clock;
     }
 
     /// Binds the published ports and takes over an inside whose stations are found by neighbour

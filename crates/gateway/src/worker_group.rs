@@ -3,16 +3,20 @@
 //! # Theory of operation
 //!
 //! Each worker has a thread, a stack, a gateway and memory of its own. The first worker runs on the
-//! caller's thread. It alone reads the TAP device, and it owns the listeners of published ports and
-//! everything else that is no flow. `reader` gives the packets of each flow to the worker that owns
-//! it, and moves flows; `policy` decides when; `helper` is the other side. All workers send by the
-//! device themselves.
+//! caller's thread. The other threads are parked until their workers join for the first time; only
+//! then are these made (`thread`). The first worker alone reads the TAP device, and it owns the
+//! listeners of published ports and everything else that is no flow. `reader` gives the packets of
+//! each flow to the worker that owns it, and moves flows; `policy` decides when; `helper` is the
+//! other side. All workers send by the device themselves.
 //!
 //! A worker that owns no flows sleeps. So a program whose traffic one worker can serve has one
-//! worker, and the others cost their memory's first pages.
+//! worker and its memory, and each of the others costs the first pages of a thread's stack.
 //!
 //! A doorbell wakes the other workers for a command: to report, or to end. If one of them ends by
 //! itself, all end with its error. Dropping [`WorkerGroup`] ends their threads.
+//!
+//! Memory is divided only while several workers serve (`vitals`): the first one has all of it
+//! before, and again afterwards. Its bound moves; frames that are out stay where they are.
 //!
 //! A capture is one file. All workers write to it, one burst at a time, under a lock that serves
 //! nothing else, so its packets are in order of time.
@@ -27,7 +31,6 @@ mod reader;
 mod thread;
 mod vitals;
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -38,32 +41,29 @@ use towpath_io::doorbell::EventDoorbell;
 use towpath_io::namespace::sockets::SocketSource;
 use towpath_io::tap::Tap;
 use towpath_net::time::Instant;
-use towpath_packet::Burst;
-use towpath_packet::ring;
 
 use crate::capture::Recording;
 use crate::config::{Config, MappedAddress};
 use crate::egress::enforcer::Enforcer;
 use crate::flows::{
     FlowPage, FlowQuery, JoinId, JoinedDatagrams, JoinedDatagramsId, JoinedListener, NativeListen,
-    Orders, Spread, StartError,
+    Spread, StartError,
 };
 use crate::owners::Owners;
 use crate::publish::{PortChange, Publish, PublishId};
 pub use crate::report::REPORT_PATIENCE;
 use crate::report::Report;
 use crate::worker::Worker;
-use helper::Helper;
-use reader::{Helped, Reader};
-use thread::{Command, End, Running, new_bell};
-use vitals::Vitals;
+use reader::Reader;
+use thread::{Command, Recipe, Running, new_bell};
+use vitals::Bounds;
 
 /// Packets that may wait for a worker: as many as a TAP device's own queue holds.
 pub const HANDED_MAX: usize = 1024;
 
 /// All workers of a program.
 pub struct WorkerGroup {
-    first: Worker<Reader>,
+    first: Box<Worker<Reader>>,
     others: Vec<Running>,
     /// Results of the workers that have ended.
     ends: Receiver<io::Result<()>>,
@@ -72,53 +72,62 @@ pub struct WorkerGroup {
 }
 
 impl WorkerGroup {
-    /// Prepares the workers as [`WorkerGroup::prepare`] does, and starts serving.
+    /// Prepares the workers as [`WorkerGroup::prepare`] does, and starts their threads.
     ///
     /// # Errors
     /// [`StartError`].
     pub fn start(config: &Config, tap: Tap) -> Result<Self, StartError> {
-        let workers = Self::prepare(config, tap)?;
-        workers.begin();
+        let mut workers = Self::prepare(config, tap)?;
+        workers.begin()?;
         Ok(workers)
     }
 
-    /// Binds the published ports, takes over the device, and starts the threads of
-    /// [`Config::workers`], which wait for [`WorkerGroup::begin`].
+    /// Binds the published ports, takes over the device, and prepares the other threads of
+    /// [`Config::workers`], which start with [`WorkerGroup::begin`].
     ///
     /// # Errors
     /// [`StartError`].
     pub fn prepare(config: &Config, mut tap: Tap) -> Result<Self, StartError> {
         tap.set_mtu(config.mtu);
-        let Plan { first, helpers, share, owners, orders } = Plan::make(config, tap)?;
-        let of_first = config.share_of_first();
-        let mut first = Worker::serving_program(&of_first, first)?;
+        let owners = Arc::new(Owners::new());
+        let bounds = Bounds::of(config);
+        let reader = Reader::new(tap, owners.clone(), new_bell()?, config.workers, bounds);
+        let mut first = Box::new(Worker::serving_program(config, reader)?);
         first.inside_mut().publish(&config.publish);
+        first.gateway().0.spread(Spread::new(owners.clone()));
         let (say_end, ends) = channel();
         let ended = new_bell()?;
-        let mut others = Vec::new();
-        for (index, inside) in (1..).zip(helpers) {
-            let mut worker = Worker::serving_program(&share, inside)?;
-            worker.gateway().0.spread(Spread::new(owners.clone(), Vec::new()));
-            worker.tell_time_of(&first);
-            worker.capture_with(first.capture_file());
-            let end = End { result: None, ends: say_end.clone(), bell: ended.clone() };
-            others.push(Running::start(index, worker, end)?);
+        let (mut others, mut parked) = (Vec::new(), Vec::new());
+        for index in 1..config.workers {
+            let (running, its) = Running::new(index, say_end.clone(), ended.clone())?;
+            others.push(running);
+            parked.push(its);
         }
-        first.gateway().0.spread(Spread::new(owners, orders));
+        let (clock, capture) = (first.clock(), first.capture_file());
+        let recipe = Recipe { config: config.share(), owners, clock, capture };
+        first.inside_mut().park(recipe, parked);
         Ok(Self { first, others, ends, ended })
+    }
+
+    /// Starts the other threads, which wait until they are needed. Call it before this process is
+    /// confined.
+    ///
+    /// # Errors
+    /// A thread cannot be started. Those before it help nevertheless.
+    pub fn begin(&mut self) -> io::Result<()> {
+        let mut others = (1..).zip(&mut self.others);
+        let begun = others.try_for_each(|(index, other)| other.start(index));
+        if begun.is_err() {
+            self.others.retain(|other| other.thread.is_some());
+            self.first.inside_mut().have_at_most(self.others.len());
+        }
+        begun
     }
 
     /// Moves all flows to the second worker and back, so often, instead of what the load asks for.
     /// For tests.
     pub fn rotate_every(&mut self, period: Duration) {
         self.first.inside_mut().rotate_every(period);
-    }
-
-    /// Lets the other threads begin. Call it once this process is confined.
-    pub fn begin(&self) {
-        for other in &self.others {
-            other.tell(Command::Begin);
-        }
     }
 
     /// Joins connections by the first worker; see [`Worker::join`].
@@ -166,6 +175,7 @@ impl WorkerGroup {
     /// Sets the mapped addresses of all workers; see [`Worker::map_addresses`].
     pub fn map_addresses(&mut self, addresses: &[MappedAddress]) {
         self.first.map_addresses(addresses.to_vec());
+        self.first.inside_mut().map_addresses(addresses);
         for other in &self.others {
             other.tell(Command::Map(addresses.to_vec()));
         }
@@ -257,7 +267,7 @@ impl WorkerGroup {
     pub fn finish(&mut self, fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<()> {
         let all = [fds, &[self.ended.as_fd()]].concat();
         let mut result = self.first.finish(&all, limit);
-        self.others.iter_mut().for_each(Running::end);
+        self.end_others();
         for end in self.ends.try_iter() {
             result = result.and(end);
         }
@@ -266,12 +276,13 @@ impl WorkerGroup {
 
     /// Returns the counters so far, of all workers together and of each.
     pub fn report(&self) -> Report {
-        self.others.iter().for_each(Running::ask);
+        let made = &self.others[..self.first.inside().made()];
+        made.iter().for_each(Running::ask);
         let until = self.first.now() + REPORT_PATIENCE;
-        let others = self.others.iter();
-        let others = others.map(|other| other.report(until.since(self.first.now())));
-        let others: Vec<Report> = others.collect();
-        Report::of_several(self.first.report(), &others)
+        let made = made.iter().map(|other| other.report(until.since(self.first.now())));
+        let mut others: Vec<Option<Report>> = made.collect();
+        others.resize(self.others.len(), None);
+        Report::of_several(self.first.report(), &others, self.first.inside().serving())
     }
 
     /// Returns the number of workers.
@@ -282,59 +293,31 @@ impl WorkerGroup {
     /// Returns a page of the open flows of a worker, as [`Worker::flows`] does; `None` if there is
     /// no such worker, or if it has not answered within [`REPORT_PATIENCE`].
     pub fn flows(&mut self, worker: usize, query: &FlowQuery) -> Option<FlowPage> {
+        let made = self.first.inside().made();
         match worker.checked_sub(1) {
             None => Some(self.first.flows(query)),
-            Some(other) => self.others.get_mut(other)?.flows(query, REPORT_PATIENCE),
+            Some(other) => {
+                let running = self.others.get_mut(other)?;
+                if other < made {
+                    running.flows(query, REPORT_PATIENCE)
+                } else {
+                    Some(FlowPage::default())
+                }
+            }
+        }
+    }
+
+    fn end_others(&mut self) {
+        let called = self.first.inside().called();
+        for (index, other) in self.others.iter_mut().enumerate() {
+            other.end(index < called);
         }
     }
 }
 
-/// What the workers share, before they are made.
-struct Plan {
-    first: Reader,
-    helpers: Vec<Helper>,
-    /// The configuration of the other workers.
-    share: Config,
-    owners: Arc<Owners>,
-    orders: Vec<Orders>,
-}
-
-impl Plan {
-    fn make(config: &Config, tap: Tap) -> io::Result<Self> {
-        let share = config.share();
-        let owners = Arc::new(Owners::new());
-        let vitals: Arc<[Vitals]> = (0..config.workers).map(|_| Vitals::default()).collect();
-        let flows_max = config.flows_max;
-        let (send_back, returned) = channel();
-        // A fenced doorbell: with an unfenced one, each sleep of a worker would be a barrier of all
-        // threads.
-        let bell = EventDoorbell::fenced()?;
-        let (mut helpers, mut helped) = (Vec::new(), Vec::new());
-        for index in 1..config.workers {
-            let its_bell = EventDoorbell::fenced()?;
-            let ring = ring::single(HANDED_MAX, its_bell.clone()).map_err(io::Error::other)?;
-            let (to, orders) = channel();
-            helpers.push(Helper {
-                tap: tap.try_clone()?,
-                index,
-                flows_max,
-                vitals: vitals.clone(),
-                ring: ring.1,
-                taken: Burst::new(),
-                passed_on: 0,
-                orders,
-                open: VecDeque::new(),
-                back: (send_back.clone(), bell.clone()),
-                bell: its_bell.clone(),
-                has_packets: false,
-                flows_taken: 0,
-            });
-            let orders = Orders { to, bell: its_bell };
-            helped.push(Helped { orders, ring: ring.0, leaving: Burst::new(), put: 0 });
-        }
-        let orders = helped.iter().map(|helped: &Helped| helped.orders.clone()).collect();
-        let first = Reader::new(tap, owners.clone(), helped, (bell, returned), (vitals, flows_max));
-        Ok(Self { first, helpers, share, owners, orders })
+impl Drop for WorkerGroup {
+    fn drop(&mut self) {
+        self.end_others();
     }
 }
 

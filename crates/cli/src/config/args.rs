@@ -499,7 +499,7 @@ pub(crate) struct NetworkArguments {
 
     /// Most worker threads, 1 to 8; 'auto': one for each processor that this process may use, 4 at
     /// most. A further one serves only while those before it are busy all the time, and if it makes
-    /// traffic faster. Each of them has a part of --memory.
+    /// traffic faster. While it serves, it has a part of --memory.
     #[arg(long, value_name = "N", default_value = "1", value_parser = parse_workers,
           help_heading = "Network")]
     pub(crate) workers: Workers,

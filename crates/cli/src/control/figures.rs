@@ -144,6 +144,7 @@ fn workers(shares: &[WorkerShare]) -> Value {
             "packets": { "from_program": share.packets_in, "to_program": share.packets_out },
             "handed_over": share.handed_over,
             "flows_taken": share.flows_taken,
+            "parked": share.parked,
         });
         (index.to_string(), object)
     };

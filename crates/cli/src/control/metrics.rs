@@ -403,15 +403,7 @@ mod tests {
         let network = network(&neighbor);
         let worker = Worker::serving(&Config::default(), network, Default::default()).unwrap();
         let mut report = worker.report();
-        report.workers = vec![WorkerShare {
-            flows: report.flows,
-            packets_in: 0,
-            packets_out: 0,
-            bytes_out: 0,
-            bytes_in: 0,
-            handed_over: 0,
-            flows_taken: 0,
-        }];
+        report.workers = vec![WorkerShare::default()];
         text(&report, Some(&worker.inside().report(worker.now())))
     }
 

@@ -105,9 +105,9 @@ pub(crate) fn attach(arguments: &AttachArguments) -> Result<Ending, Failure> {
     gateway.follow_address(host);
     confinement.release_input_and_output()?;
     surroundings.announce()?;
+    gateway.begin();
     confinement.seal(Mode::Program);
     gateway.serve_ports(ports);
-    gateway.begin();
     serve_until_over(&mut gateway, &signals, &identity, &life)?;
     gateway.finish_capture(&[signals.as_fd()])?;
     if network.gateway.stats {

@@ -74,6 +74,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     gateway.follow_address(host);
     gateway.serve_native(native);
     ours.send(&Message::Go)?;
+    // While the program starts.
+    gateway.begin();
     let program = match ours.receive() {
         Ok(Message::Started(program)) => program,
         Err(ChannelError::Closed) => {
@@ -88,7 +90,6 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     signals::notify_program(program.as_fd())?;
     confinement.release_input_and_output()?;
     confinement.seal(Mode::Program);
-    gateway.begin();
     let received = serve(&mut gateway, &signals, &ours, &program)?;
     // The last process of the namespaces ends now; their sockets close.
     let ended = wait(init)?;

@@ -163,10 +163,16 @@ impl Gateway {
         self.native = native;
     }
 
-    /// Lets other threads begin to serve.
-    pub(crate) fn begin(&self) {
-        if let Threads::Several(workers) = &self.workers {
-            workers.begin();
+    /// Starts the threads of other workers, which wait until they are needed. Call it before this
+    /// process is confined.
+    pub(crate) fn begin(&mut self) {
+        if let Threads::Several(workers) = &mut self.workers
+            && let Err(error) = workers.begin()
+        {
+            let count = workers.count();
+            self.messages.notice(format_args!(
+                "option --workers: cannot start more than {count} threads: {error}"
+            ));
         }
     }
 

@@ -358,6 +358,11 @@ impl Gateway {
         self.spread = spread;
     }
 
+    /// Another worker can own connections, the one with the next index.
+    pub(crate) fn spread_to(&mut self, orders: Orders) {
+        self.spread.add(orders);
+    }
+
     /// Sets the number of UDP mappings at which one is evicted for a new one.
     pub(crate) fn limit_mappings(&mut self, most: usize) {
         self.udp.limit(most);

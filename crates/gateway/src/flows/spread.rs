@@ -42,8 +42,15 @@ struct Several {
 
 impl Spread {
     /// Makes the part of a worker.
-    pub(crate) fn new(owners: Arc<Owners>, others: Vec<Orders>) -> Self {
-        Self(Some(Several { owners, others }))
+    pub(crate) fn new(owners: Arc<Owners>) -> Self {
+        Self(Some(Several { owners, others: Vec::new() }))
+    }
+
+    /// Another worker can own connections, the one with the next index.
+    pub(crate) fn add(&mut self, orders: Orders) {
+        if let Some(several) = &mut self.0 {
+            several.others.push(orders);
+        }
     }
 
     /// Returns true if a connection with the local address `other` belongs to the same worker as

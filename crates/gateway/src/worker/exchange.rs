@@ -5,6 +5,7 @@ use crate::owners::Buckets;
 use std::net::IpAddr;
 use std::time::Duration;
 use towpath_net::time::Instant;
+use towpath_packet::Memory;
 
 /// The flows of a worker, between two turns: nothing that the program sent waits unprocessed.
 pub struct Exchange<'a> {
@@ -42,6 +43,11 @@ impl Exchange<'_> {
     pub(crate) fn limit(&mut self, connections: usize, mappings: usize) {
         self.io.stack.set_connections_max(connections);
         self.gateway.limit_mappings(mappings);
+    }
+
+    /// Returns the memory of this worker.
+    pub(crate) fn memory(&mut self) -> &mut Memory {
+        self.io.memory
     }
 
     /// Returns the time.

@@ -1,6 +1,8 @@
 //! The inside of every worker but the first: packets come from the first worker, through a ring,
 //! and leave by the device.
 //!
+//! The first worker makes it when this worker first joins ([`Helper::new`]).
+//!
 //! Orders about flows come by a channel. An order that was given before a packet was put into the
 //! ring is carried out before the packet is processed. Flows return only when all packets that came
 //! for them before have been processed and what they caused has been sent.
@@ -9,6 +11,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::tap::{Tap, TapError};
@@ -16,44 +19,102 @@ use towpath_net::time::Instant;
 use towpath_packet::ring::{Consumer, Doorbell};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
 
-use super::vitals::{self, Vitals};
+use super::vitals::{self, Bounds, Vitals};
 use crate::flows::{MovedFlows, Order};
 use crate::owners::Buckets;
 use crate::report::Report;
 use crate::worker::{Exchange, Inside};
 
-/// Flows that return to the first worker.
-pub(super) struct Returned {
-    pub(super) buckets: Buckets,
-    pub(super) flows: MovedFlows,
+/// What another worker tells the first one, whose bell it rings.
+pub(super) enum Told {
+    /// The worker that was to join is ready to take flows; or it could not be made, and its thread
+    /// stays parked.
+    Came(bool),
+    /// Flows return.
+    Returned { buckets: Buckets, flows: MovedFlows },
 }
+
+/// The way back to the first worker.
+#[derive(Clone)]
+pub(super) struct Back {
+    pub(super) to: Sender<Told>,
+    pub(super) bell: EventDoorbell,
+}
+
+impl Back {
+    pub(super) fn tell(&self, told: Told) {
+        // A failure means that the first worker has ended.
+        let _ = self.to.send(told);
+        self.bell.ring();
+    }
+}
+
+/// Time between two looks at memory that others hold while this worker has nothing to do.
+const LINGER_CHECK: Duration = Duration::from_secs(5);
 
 /// The inside of a worker that helps the first one.
 pub(super) struct Helper {
     /// The device, to send only.
-    pub(super) tap: Tap,
-    pub(super) index: usize,
-    pub(super) flows_max: usize,
-    pub(super) vitals: Arc<[Vitals]>,
+    tap: Tap,
+    index: usize,
+    bounds: Bounds,
+    vitals: Arc<[Vitals]>,
     /// Packets of the flows of this worker.
-    pub(super) ring: Consumer<Packet>,
+    ring: Consumer<Packet>,
     /// Packets from the ring that are not processed yet.
-    pub(super) taken: Burst,
+    taken: Burst,
     /// Packets that have been passed on to be processed.
-    pub(super) passed_on: u64,
-    pub(super) orders: Receiver<Order>,
+    passed_on: u64,
+    orders: Receiver<Order>,
     /// Orders that are not carried out yet.
-    pub(super) open: VecDeque<Order>,
-    /// Where flows return to, and the bell of the first worker.
-    pub(super) back: (Sender<Returned>, EventDoorbell),
+    open: VecDeque<Order>,
+    back: Back,
     /// Rings for packets and orders.
-    pub(super) bell: EventDoorbell,
-    pub(super) has_packets: bool,
+    bell: EventDoorbell,
+    has_packets: bool,
+    /// When to count again what is out of this worker's memory, if something is.
+    recount_at: Option<Instant>,
     /// Flows that were taken over.
-    pub(super) flows_taken: u64,
+    flows_taken: u64,
 }
 
 impl Helper {
+    /// The inside of worker `index`, which sends by `tap` and gets packets by `ring` and orders by
+    /// `orders`; `bell` rings for both.
+    pub(super) fn new(
+        (index, tap): (usize, Tap),
+        (ring, orders, bell): (Consumer<Packet>, Receiver<Order>, EventDoorbell),
+        back: Back,
+        (vitals, bounds): (Arc<[Vitals]>, Bounds),
+    ) -> Self {
+        Self {
+            tap,
+            index,
+            bounds,
+            vitals,
+            ring,
+            taken: Burst::new(),
+            passed_on: 0,
+            orders,
+            open: VecDeque::new(),
+            back,
+            bell,
+            has_packets: false,
+            recount_at: None,
+            flows_taken: 0,
+        }
+    }
+
+    /// Returns the way back to the first worker.
+    pub(super) fn back(&self) -> Back {
+        self.back.clone()
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_packets(&self) -> bool {
+        self.has_packets
+    }
+
     /// True if packets wait, or may wait for an order.
     fn look(&mut self) -> bool {
         self.has_packets = !self.taken.is_empty() || !self.ring.is_empty();
@@ -73,9 +134,7 @@ impl Helper {
             }
             Order::Return(buckets, _) => {
                 let flows = flows.take(&buckets);
-                // A failure means that the first worker has ended.
-                let _ = self.back.0.send(Returned { buckets, flows });
-                self.back.1.ring();
+                self.back.tell(Told::Returned { buckets, flows });
             }
         }
         None
@@ -99,7 +158,10 @@ impl Device for Helper {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        (self.has_packets || !self.open.is_empty()).then_some(Instant::START)
+        if self.has_packets || !self.open.is_empty() {
+            return Some(Instant::START);
+        }
+        self.recount_at
     }
 
     fn poll(&mut self) -> bool {
@@ -146,7 +208,8 @@ impl Inside for Helper {
     }
 
     fn exchange(&mut self, flows: &mut Exchange<'_>) {
-        vitals::tell(&self.vitals, self.index, self.flows_max, flows);
+        let out = vitals::tell(&self.vitals, self.index, self.bounds, 0, flows);
+        self.recount_at = (out > 0).then(|| flows.now() + LINGER_CHECK);
         self.open.extend(self.orders.try_iter());
         while let Some(order) = self.open.pop_front() {
             if let Some(early) = self.obey(order, flows) {

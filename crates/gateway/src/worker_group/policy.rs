@@ -7,12 +7,15 @@
 //!
 //! - *Joining*: all serving workers have been full for [`FULL_WINDOWS`], and several flows have
 //!   packets. The next worker gets up to half of the packets of the fullest one, by whole buckets.
+//!   One that has never joined is made first, and joins in a later window.
 //! - *Trial*: another thread helps only if a processor has time for it. So the bytes that all
-//!   workers move are compared with those before. If they are not [`GAIN`] more, the worker leaves,
-//!   and the pause before the next trial doubles.
+//!   workers move are compared with those before. If they are not [`GAIN`] more, the worker leaves.
 //! - *Balance*: if one worker is full and another has time, buckets move from one to the other.
 //! - *Leaving*: if the work would fit the other workers for [`QUIET_WINDOWS`], the last worker
 //!   returns its buckets.
+//! - *Pause*: after a worker has left, none joins for a while: [`PAUSE_MIN`], and twice as long
+//!   each time, up to [`PAUSE_MAX`], as long as workers leave within [`STAY_MIN`]. So a load that
+//!   comes and goes, or that another thread does not speed up, moves flows ever more rarely.
 //!
 //! A single busy flow never moves: it would gain nothing. Time comes with each sample.
 
@@ -38,9 +41,11 @@ const TRIAL_WINDOWS: u32 = 16;
 const GAIN: u64 = 1050;
 /// Windows in which the work must fit fewer workers before one leaves.
 const QUIET_WINDOWS: u32 = 20;
-/// Pauses between trials that did not pay.
+/// Pauses after a worker has left, before one joins again.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(64);
+/// A worker that leaves sooner has not paid: the next pause is twice as long.
+const STAY_MIN: Duration = Duration::from_secs(2);
 /// Least share of a worker's packets that is worth a move, in thousandths.
 const MOVED_MIN: u64 = 100;
 
@@ -57,6 +62,8 @@ pub(super) struct Sample<'a> {
     /// Buckets that have to stay with the first worker.
     pub(super) pinned: &'a Buckets,
     pub(super) owners: &'a Owners,
+    /// Workers besides the first that have been made.
+    pub(super) ready: usize,
 }
 
 /// Buckets to be moved. Either `from` or `to` is the first worker.
@@ -73,15 +80,18 @@ pub(super) struct Policy {
     others: usize,
     /// Workers besides the first that serve; they are those with the lowest indices.
     active: usize,
+    /// Another worker is to join that has not been made.
+    wants_another: bool,
     /// Windows in a row in which all were full, and what they moved.
     full: u32,
     before: Rate,
     /// Windows in a row in which the work would have fit fewer workers.
     quiet: u32,
     trial: Option<Trial>,
-    /// Pause after the next trial that does not pay, and when the next one may begin.
+    /// The next pause, and the end of the last one.
     pause: Duration,
     not_before: Instant,
+    joined_at: Instant,
     /// Set in tests: all buckets move so often.
     rotates: Option<Duration>,
     rotated_at: Instant,
@@ -117,12 +127,14 @@ impl Policy {
         Self {
             others,
             active: 0,
+            wants_another: false,
             full: 0,
             before: Rate::default(),
             quiet: 0,
             trial: None,
             pause: PAUSE_MIN,
             not_before: Instant::START,
+            joined_at: Instant::START,
             rotates: None,
             rotated_at: Instant::START,
         }
@@ -149,8 +161,21 @@ impl Policy {
         self.active
     }
 
+    /// Returns true if another worker is to be made, so that it can join in a later window.
+    pub(super) fn wants_another(&self) -> bool {
+        self.wants_another
+    }
+
+    /// A worker could not be made, or did not pay: the next attempt comes after a pause, which is
+    /// twice as long as the one before.
+    pub(super) fn postpone(&mut self, now: Instant) {
+        self.not_before = now + self.pause;
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+
     /// Decides about a window. The caller makes the move before the next call.
     pub(super) fn decide(&mut self, sample: &Sample<'_>) -> Option<Move> {
+        self.wants_another = false;
         if let Some(period) = self.rotates {
             return self.rotate(period, sample);
         }
@@ -170,13 +195,8 @@ impl Policy {
             return self.leave(sample);
         }
         if self.trial.is_some() {
-            if let Some(pays) = self.try_on(sample) {
-                if !pays {
-                    self.not_before = sample.now + self.pause;
-                    self.pause = (self.pause * 2).min(PAUSE_MAX);
-                    return self.leave(sample);
-                }
-                self.pause = PAUSE_MIN;
+            if self.try_on(sample) == Some(false) {
+                return self.leave(sample);
             }
         } else if self.full >= FULL_WINDOWS
             && self.active < self.others
@@ -196,7 +216,12 @@ impl Policy {
     fn join(&mut self, sample: &Sample<'_>) -> Option<Move> {
         // Only the first worker's buckets move directly; others make room there first.
         let buckets = share(sample, 0, 1, 2)?;
+        self.wants_another = self.active == sample.ready;
+        if self.wants_another {
+            return None;
+        }
         self.active += 1;
+        self.joined_at = sample.now;
         let before = std::mem::take(&mut self.before);
         self.trial = Some(Trial { windows: 0, before, now: Rate::default() });
         self.full = 0;
@@ -218,9 +243,14 @@ impl Policy {
         Some(pays)
     }
 
+    /// Lets the last worker leave.
     fn leave(&mut self, sample: &Sample<'_>) -> Option<Move> {
         let from = self.active;
         self.active -= 1;
+        if sample.now.since(self.joined_at) >= STAY_MIN {
+            self.pause = PAUSE_MIN;
+        }
+        self.postpone(sample.now);
         (self.full, self.before, self.quiet, self.trial) = (0, Rate::default(), 0, None);
         let buckets = sample.owners.all_of(from as u8);
         (!buckets.is_empty()).then_some(Move { buckets, from, to: 0 })
@@ -244,10 +274,15 @@ impl Policy {
         if sample.now.since(self.rotated_at) < period || self.others == 0 {
             return None;
         }
-        self.rotated_at = sample.now;
         if self.active > 0 {
+            self.rotated_at = sample.now;
             return self.leave(sample);
         }
+        self.wants_another = sample.ready == 0;
+        if self.wants_another {
+            return None;
+        }
+        self.rotated_at = sample.now;
         self.active = 1;
         let all = (0..=Bucket::MAX).filter(|bucket| !sample.pinned.contains(*bucket));
         Some(Move { buckets: all.collect(), from: 0, to: 1 })

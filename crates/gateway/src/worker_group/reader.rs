@@ -21,25 +21,32 @@
 //! The first fragment of a datagram brings its bucket back, and pins it for [`PINNED_FOR`]: the
 //! other fragments have no ports.
 //!
+//! Another worker is made when the policy first wants it: the reader makes the ring and sends it,
+//! with the recipe, to the parked thread. Flows leave once that worker says that it is there.
+//!
 //! Invariant: flows are on their way to one worker at a time.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use towpath_io::doorbell::EventDoorbell;
 use towpath_io::tap::{Tap, TapError};
+use towpath_io::thread::release_unused;
 use towpath_net::time::Instant;
 use towpath_packet::burst::BURST_MAX;
-use towpath_packet::ring::Producer;
+use towpath_packet::ring::{self, Producer};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Packet};
 
 use super::HANDED_MAX;
-use super::helper::Returned;
+use super::helper::{Back, Helper, Told};
 use super::policy::{Move, Policy, Sample, WINDOW};
-use super::vitals::{self, Vitals};
+use super::thread::{Command, Parked, Recipe};
+use super::vitals::{self, Bounds, Vitals};
+use crate::config::MappedAddress;
 use crate::flows::{Order, Orders};
 use crate::owners::{BUCKETS, Bucket, Buckets, MOVING, Owners, Place, place_of};
 use crate::publish::{Protocol, Publish};
@@ -57,18 +64,24 @@ const PORT_WORDS: usize = (u16::MAX as usize + 1) / 64;
 pub(super) struct Reader {
     tap: Tap,
     owners: Arc<Owners>,
+    /// The other workers that have been made, in order of their index.
     others: Vec<Helped>,
-    /// Rings when flows have returned.
-    bell: EventDoorbell,
-    returned: Receiver<Returned>,
+    /// The threads whose workers have not been made, the next one last; and their recipe.
+    parked: Vec<Parked>,
+    recipe: Option<Box<Recipe>>,
+    /// The worker that is being made.
+    coming: Option<(Parked, Helped)>,
+    /// The others' way to here: its bell rings when there is something to hear.
+    back: Back,
+    told: Receiver<Told>,
     /// Sets of buckets that are on their way back.
     returning: usize,
     /// Packets whose flows are on their way back. Once they are back, these come first.
     held: VecDeque<Packet>,
     /// Packets from the device that have no owner yet.
     received: Burst,
-    /// Published UDP ports of the program, one bit for each port.
-    published: Box<[u64; PORT_WORDS]>,
+    /// Published UDP ports of the program, one bit for each port; empty if there are none.
+    published: Vec<u64>,
     pins: Box<[Instant; BUCKETS]>,
     /// Packets by bucket, halved in each window.
     packets: Box<[u32; BUCKETS]>,
@@ -78,7 +91,7 @@ pub(super) struct Reader {
     busy_us: Vec<u64>,
     bytes: u64,
     vitals: Arc<[Vitals]>,
-    flows_max: usize,
+    bounds: Bounds,
     counters: Counters,
 }
 
@@ -103,39 +116,79 @@ struct Counters {
 }
 
 impl Reader {
+    /// The reader of `workers` workers. It serves alone until others are [parked](Self::park).
     pub(super) fn new(
         tap: Tap,
         owners: Arc<Owners>,
-        others: Vec<Helped>,
-        (bell, returned): (EventDoorbell, Receiver<Returned>),
-        (vitals, flows_max): (Arc<[Vitals]>, usize),
+        bell: EventDoorbell,
+        workers: usize,
+        bounds: Bounds,
     ) -> Self {
+        let (to, told) = channel();
+        let vitals: Arc<[Vitals]> = (0..workers).map(|_| Vitals::default()).collect();
         Self {
             tap,
             owners,
-            policy: Policy::new(others.len()),
-            busy_us: vec![0; vitals.len()],
-            others,
-            bell,
-            returned,
+            policy: Policy::new(workers - 1),
+            busy_us: vec![0; workers],
+            others: Vec::new(),
+            parked: Vec::new(),
+            recipe: None,
+            coming: None,
+            back: Back { to, bell },
+            told,
             returning: 0,
             held: VecDeque::new(),
             received: Burst::new(),
-            published: Box::new([0; PORT_WORDS]),
+            published: Vec::new(),
             pins: Box::new([Instant::START; BUCKETS]),
             packets: Box::new([0; BUCKETS]),
             decided_at: Instant::START,
             bytes: 0,
             vitals,
-            flows_max,
+            bounds,
             counters: Counters::default(),
         }
+    }
+
+    /// Other workers can be made with these parked threads, in this order, from `recipe`.
+    pub(super) fn park(&mut self, recipe: Recipe, parked: Vec<Parked>) {
+        self.recipe = Some(Box::new(recipe));
+        self.parked = parked.into_iter().rev().collect();
+    }
+
+    /// Threads of other workers beyond `most` do not exist.
+    pub(super) fn have_at_most(&mut self, most: usize) {
+        self.parked.retain(|parked| parked.index <= most);
+    }
+
+    /// Sets the mapped addresses of workers that are made from now on.
+    pub(super) fn map_addresses(&mut self, addresses: &[MappedAddress]) {
+        if let Some(recipe) = &mut self.recipe {
+            recipe.config.host_addresses = addresses.to_vec();
+        }
+    }
+
+    /// Returns the number of other workers that have been made.
+    pub(super) fn made(&self) -> usize {
+        self.others.len()
+    }
+
+    /// Returns the number of other workers that have been made or are being made.
+    pub(super) fn called(&self) -> usize {
+        self.others.len() + usize::from(self.coming.is_some())
+    }
+
+    /// Returns the number of other workers that serve.
+    pub(super) fn serving(&self) -> usize {
+        self.policy.active()
     }
 
     /// Marks published UDP ports, before their sockets are bound: their packets are the first
     /// worker's. A port stays marked when it is closed.
     pub(super) fn publish<'a>(&mut self, ports: impl IntoIterator<Item = &'a Publish>) {
         for publish in ports.into_iter().filter(|one| one.protocol == Protocol::Udp) {
+            self.published.resize(PORT_WORDS, 0);
             let port = usize::from(publish.program_port);
             self.published[port / 64] |= 1 << (port % 64);
         }
@@ -159,7 +212,7 @@ impl Reader {
 
     fn is_published(&self, port: u16) -> bool {
         let port = usize::from(port);
-        self.published[port / 64] & 1 << (port % 64) != 0
+        self.published.get(port / 64).is_some_and(|word| word & 1 << (port % 64) != 0)
     }
 
     /// Gives a packet to the owner of its flow. Notes a bucket that has to come back.
@@ -225,12 +278,70 @@ impl Reader {
         }
     }
 
-    fn take_returned(&mut self, flows: &mut Exchange<'_>) {
-        while let Ok(Returned { buckets, flows: moved }) = self.returned.try_recv() {
-            self.counters.flows_taken += moved.len() as u64;
-            self.owners.set(&buckets, 0);
-            self.returning -= 1;
-            flows.put(moved);
+    /// Hears from the other workers: flows return, or one of them is there.
+    fn listen(&mut self, flows: &mut Exchange<'_>) {
+        while let Ok(told) = self.told.try_recv() {
+            match told {
+                Told::Returned { buckets, flows: moved } => {
+                    self.counters.flows_taken += moved.len() as u64;
+                    self.owners.set(&buckets, 0);
+                    self.returning -= 1;
+                    flows.put(moved);
+                }
+                Told::Came(is_there) => {
+                    let Some((parked, helped)) = self.coming.take() else { continue };
+                    if is_there {
+                        flows.gateway().spread_to(helped.orders.clone());
+                        self.others.push(helped);
+                    } else {
+                        self.stay_parked(parked, flows.now());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets the next parked thread make its worker.
+    pub(super) fn call(&mut self, now: Instant) {
+        let Some((parked, recipe)) = self.parked.pop().zip(self.recipe.as_ref()) else { return };
+        let recipe = Recipe::clone(recipe);
+        match self.make(&parked) {
+            Ok((helper, helped)) => {
+                // A thread that has ended ends all.
+                let _ = parked.commands.send(Command::Serve(Box::new((recipe, helper))));
+                self.coming = Some((parked, helped));
+            }
+            Err(_) => self.stay_parked(parked, now),
+        }
+    }
+
+    /// Makes what another worker and this one have in common. Fails if there is no descriptor or no
+    /// memory for it.
+    fn make(&self, parked: &Parked) -> io::Result<(Helper, Helped)> {
+        let (index, bell) = (parked.index, parked.bell.clone());
+        let tap = self.tap.try_clone()?;
+        let (put, take) = ring::single(HANDED_MAX, bell.clone()).map_err(io::Error::other)?;
+        let (to, orders) = channel();
+        let from_here = (take, orders, bell.clone());
+        let shared = (self.vitals.clone(), self.bounds);
+        let helper = Helper::new((index, tap), from_here, self.back.clone(), shared);
+        let orders = Orders { to, bell };
+        Ok((helper, Helped { orders, ring: put, leaving: Burst::new(), put: 0 }))
+    }
+
+    /// A worker could not be made: it is tried again after a pause.
+    fn stay_parked(&mut self, parked: Parked, now: Instant) {
+        self.parked.push(parked);
+        self.policy.postpone(now);
+    }
+
+    /// Leaves this worker what the others do not have, once there are any.
+    fn divide(&self, flows: &mut Exchange<'_>) {
+        match self.others.is_empty() {
+            true => self.vitals[0].tell(flows),
+            false => {
+                vitals::tell(&self.vitals, 0, self.bounds, self.policy.active(), flows);
+            }
         }
     }
 
@@ -256,10 +367,19 @@ impl Reader {
             packets: &self.packets,
             pinned: &pinned,
             owners: &self.owners,
+            ready: self.others.len(),
         };
         let active = self.policy.active();
         let decision = self.policy.decide(&sample);
-        self.counters.joined += u64::from(self.policy.active() > active);
+        if self.policy.wants_another() && self.coming.is_none() {
+            self.call(now);
+        }
+        if self.policy.active() > active {
+            self.counters.joined += 1;
+            // The other one may touch as much memory as this one gives up.
+            self.divide(flows);
+            flows.memory().withheld(release_unused);
+        }
         self.packets.iter_mut().for_each(|packets| *packets /= 2);
         match decision {
             Some(Move { buckets, from: 0, to }) => {
@@ -345,16 +465,16 @@ impl Device for Reader {
 
 impl Inside for Reader {
     fn bell(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.as_fd())
+        Some(self.back.bell.as_fd())
     }
 
     fn clear_bell(&mut self) {
-        self.bell.clear();
+        self.back.bell.clear();
     }
 
     fn exchange(&mut self, flows: &mut Exchange<'_>) {
-        vitals::tell(&self.vitals, 0, self.flows_max, flows);
-        self.take_returned(flows);
+        self.divide(flows);
+        self.listen(flows);
         if self.returning > 0 || !self.held.is_empty() || !flows.may_take() {
             return;
         }

@@ -5,6 +5,8 @@
 //! host's loopback. Everything runs on one thread: each worker has a turn, then the program and the
 //! peers proceed. Half of the buckets belong to the second worker.
 
+use super::helper::{Helper, Told};
+use super::thread::Parked;
 use super::*;
 use nix::sched::{CloneFlags, unshare};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -69,19 +71,21 @@ fn a_worker_that_is_stuck_is_waited_for_once() {
         commands: Some(commands),
         bell: new_bell().expect("a bell"),
         reports,
-        last: RefCell::new(last.clone()),
+        last: RefCell::new(Some(last.clone())),
         is_late: Cell::new(false),
         late_page: None,
         thread: None,
+        other: None,
     };
+    let handed_over = |stuck: &Running| stuck.report(Duration::ZERO).map(|one| one.handed_over);
     stuck.ask();
-    assert_eq!(stuck.report(Duration::ZERO).handed_over, 0);
+    assert_eq!(handed_over(&stuck), Some(0));
     stuck.ask();
     assert_eq!(wanted.try_iter().count(), 1);
     // If it were waited for, it would take this long.
     stuck.report(Duration::from_secs(24 * 3600));
     tell.send(Report { handed_over: 7, ..last }).expect("it is there");
-    assert_eq!(stuck.report(Duration::ZERO).handed_over, 7);
+    assert_eq!(handed_over(&stuck), Some(7));
     stuck.ask();
     assert_eq!(wanted.try_iter().count(), 1);
 
@@ -152,19 +156,30 @@ impl Lab {
         };
         let (near, far) = device();
         let device = near.try_clone().expect("a descriptor");
-        let plan = Plan::make(&config, tap(near)).expect("rings");
-        let Plan { first, mut helpers, share, owners, orders } = plan;
-        let of_first = config.share_of_first();
-        let mut first = Worker::serving_program(&of_first, first).expect("a worker");
-        let helper = helpers.pop().expect("one");
-        let mut second = Worker::serving_program(&share, helper).expect("a worker");
-        second.tell_time_of(&first);
-        first.gateway().0.spread(Spread::new(owners.clone(), orders));
-        second.gateway().0.spread(Spread::new(owners.clone(), Vec::new()));
+        let owners = Arc::new(Owners::new());
+        let bell = || new_bell().expect("a descriptor");
+        let reader = Reader::new(tap(near), owners.clone(), bell(), 2, Bounds::of(&config));
+        let mut first = Worker::serving_program(&config, reader).expect("a worker");
+        first.gateway().0.spread(Spread::new(owners.clone()));
+        // The second worker is made as its thread would make it.
+        let (commands, wanted) = channel();
+        let parked = vec![Parked { index: 1, bell: bell(), commands }];
+        let (clock, config_of_other) = (first.clock(), config.share());
+        let recipe =
+            Recipe { config: config_of_other, owners: owners.clone(), clock, capture: None };
+        first.inside_mut().park(recipe, parked);
+        first.inside_mut().call(Instant::START);
+        let Ok(Command::Serve(parts)) = wanted.try_recv() else { panic!("a recipe") };
+        let (recipe, helper) = *parts;
+        let back = helper.back();
+        let second = recipe.make(helper).expect("a worker");
+        back.tell(Told::Came(true));
+        let ready = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a file");
+        first.run_until(&[ready.as_fd()]).expect("a turn");
+        assert_eq!(first.inside().made(), 1);
         owners.set(&(0..=u8::MAX).filter(|bucket| bucket % 2 == 1).collect(), 1);
         first.inside_mut().keep_owners();
         let program = Program::new(&config, tap(far), owners);
-        let ready = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a file");
         Self { first, second, ready, device, left: [0; 2], program }
     }
 
@@ -174,7 +189,7 @@ impl Lab {
         let mut device = [PollFd::new(device, PollFlags::IN)];
         left[0] += u32::from(poll(&mut device, Some(&Timespec::default())) == Ok(1));
         second.run_until(&[ready.as_fd()]).expect("a turn");
-        left[1] += u32::from(second.inside().has_packets);
+        left[1] += u32::from(second.inside().has_packets());
         program.go_on(first.now());
     }
 

@@ -1,8 +1,17 @@
-//! The threads of all workers but the first: how they start and end, and the commands that they get.
+//! The threads of all workers but the first: how they start and end, and their commands.
+//!
+//! # Theory of operation
+//!
+//! A thread is made before the process is confined, as none can be made afterwards, and *parks*: it
+//! waits for a command, in a futex, and holds nothing. With [`Command::Serve`] it makes its worker:
+//! an event queue, a stack, a gateway and memory. All of that is permitted to the confined process;
+//! its doorbells exist already, as they are not. From then on it serves, and sleeps in its event
+//! queue while it has no flows.
 
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -10,48 +19,109 @@ use std::time::Duration;
 use towpath_io::doorbell::EventDoorbell;
 use towpath_packet::ring::Doorbell;
 
-use super::helper::Helper;
-use crate::config::MappedAddress;
-use crate::flows::{FlowPage, FlowQuery};
+use super::helper::{Helper, Told};
+use crate::config::{Config, MappedAddress};
+use crate::flows::{FlowPage, FlowQuery, Spread, StartError};
+use crate::owners::Owners;
 use crate::report::Report;
-use crate::worker::Worker;
+use crate::worker::{Capture, Clock, Worker};
+
+/// Bytes of a thread's stack: four times what a worker was seen to use, and less than a huge page,
+/// so that none is spent on it.
+const STACK_BYTES: usize = 512 << 10;
 
 /// A command to another worker.
 pub(super) enum Command {
-    Begin,
+    /// To serve, with what this worker is made of.
+    Serve(Box<(Recipe, Helper)>),
     Report,
     Flows(FlowQuery, Sender<FlowPage>),
     Map(Vec<MappedAddress>),
+    End,
 }
 
-/// A worker on a thread of its own.
+/// What every other worker is made from.
+#[derive(Clone)]
+pub(super) struct Recipe {
+    pub(super) config: Config,
+    pub(super) owners: Arc<Owners>,
+    pub(super) clock: Clock,
+    pub(super) capture: Option<Capture>,
+}
+
+impl Recipe {
+    /// Makes a worker.
+    ///
+    /// # Errors
+    /// There is no descriptor or no memory for it.
+    pub(super) fn make(self, inside: Helper) -> Result<Worker<Helper>, StartError> {
+        let mut worker = Worker::serving_program(&self.config, inside)?;
+        worker.gateway().0.spread(Spread::new(self.owners));
+        worker.tell_time_of(self.clock);
+        worker.capture_with(self.capture);
+        Ok(worker)
+    }
+}
+
+/// A parked thread, for the first worker.
+pub(super) struct Parked {
+    pub(super) index: usize,
+    /// The doorbell for packets and orders.
+    pub(super) bell: EventDoorbell,
+    pub(super) commands: Sender<Command>,
+}
+
+/// Another worker's thread, for its owner.
 pub(super) struct Running {
     /// `None` once the worker has to end.
     pub(super) commands: Option<Sender<Command>>,
-    /// Rings when there is a command, or when no more will come.
+    /// Rings when there is a command.
     pub(super) bell: EventDoorbell,
     pub(super) reports: Receiver<Report>,
-    pub(super) last: RefCell<Report>,
+    /// `None` before the first one.
+    pub(super) last: RefCell<Option<Report>>,
     /// A requested report has not arrived yet.
     pub(super) is_late: Cell<bool>,
     /// Where a requested page of flows has not arrived yet.
     pub(super) late_page: Option<Receiver<FlowPage>>,
     pub(super) thread: Option<JoinHandle<()>>,
+    /// The other side, until the thread starts.
+    pub(super) other: Option<Other>,
 }
 
 impl Running {
-    pub(super) fn start(index: usize, worker: Worker<Helper>, end: End) -> io::Result<Self> {
-        let (bell, last) = (new_bell()?, RefCell::new(worker.report()));
+    /// Prepares the thread of worker `index`. It tells how it ended by `ends`, and rings `ended`.
+    pub(super) fn new(
+        index: usize,
+        ends: Sender<io::Result<()>>,
+        ended: EventDoorbell,
+    ) -> io::Result<(Self, Parked)> {
+        let (bell, packets) = (new_bell()?, new_bell()?);
         let (commands, wanted) = channel();
         let (tell, reports) = channel();
-        let other = Other { worker, wanted, bell: bell.clone(), tell };
-        let thread = thread::Builder::new().name(format!("worker-{index}"));
-        let thread = thread.spawn(move || other.run(end))?;
-        let thread = Some(thread);
-        let is_late = Cell::new(false);
-        let late_page = None;
-        let commands = Some(commands);
-        Ok(Self { commands, bell, reports, last, is_late, late_page, thread })
+        let other = Other { wanted, bell: bell.clone(), tell, end: (ends, ended) };
+        let parked = Parked { index, bell: packets, commands: commands.clone() };
+        let running = Self {
+            commands: Some(commands),
+            bell,
+            reports,
+            last: RefCell::default(),
+            is_late: Cell::new(false),
+            late_page: None,
+            thread: None,
+            other: Some(other),
+        };
+        Ok((running, parked))
+    }
+
+    /// Starts the thread of worker `index`, which parks.
+    pub(super) fn start(&mut self, index: usize) -> io::Result<()> {
+        if let Some(other) = self.other.take() {
+            let thread = thread::Builder::new().name(format!("worker-{index}"));
+            let thread = thread.stack_size(STACK_BYTES).spawn(move || other.run())?;
+            self.thread = Some(thread);
+        }
+        Ok(())
     }
 
     pub(super) fn tell(&self, command: Command) {
@@ -70,7 +140,7 @@ impl Running {
     }
 
     /// Returns the report that arrives within `limit`, or the last one.
-    pub(super) fn report(&self, limit: Duration) -> Report {
+    pub(super) fn report(&self, limit: Duration) -> Option<Report> {
         let newest = match self.commands {
             Some(_) if !self.is_late.get() => self.reports.recv_timeout(limit).ok(),
             _ => None,
@@ -78,7 +148,7 @@ impl Running {
         let newest = self.reports.try_iter().last().or(newest);
         self.is_late.set(self.commands.is_some() && newest.is_none());
         let mut last = self.last.borrow_mut();
-        if let Some(newest) = newest {
+        if newest.is_some() {
             *last = newest;
         }
         last.clone()
@@ -102,73 +172,95 @@ impl Running {
         answered.ok()
     }
 
-    /// Ends the thread and waits for it.
-    pub(super) fn end(&mut self) {
+    /// Ends the thread, and waits for it if its worker serves. One that is parked holds nothing.
+    pub(super) fn end(&mut self, serves: bool) {
+        self.tell(Command::End);
         self.commands = None;
-        self.bell.ring();
-        if let Some(thread) = self.thread.take() {
+        let thread = self.thread.take();
+        if let Some(thread) = thread.filter(|_| serves) {
             // `End` has reported the result already, even of a panic.
             let _ = thread.join();
         }
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
 /// The state of another worker's thread.
-struct Other {
-    worker: Worker<Helper>,
+pub(super) struct Other {
     wanted: Receiver<Command>,
     bell: EventDoorbell,
     tell: Sender<Report>,
+    end: (Sender<io::Result<()>>, EventDoorbell),
 }
 
 impl Other {
-    fn run(mut self, mut end: End) {
-        end.result = Some(self.serve());
-        self.say();
+    fn run(self) {
+        let (ends, bell) = self.end.clone();
+        let mut end = End { result: None, ends, bell };
+        end.result = Some(self.park());
     }
 
-    fn serve(&mut self) -> io::Result<()> {
-        // The first command is to begin; a closed channel means that it never comes.
-        if self.wanted.recv().is_err() {
-            return Ok(());
-        }
+    /// Waits until a worker is to be made, and serves with it until the end.
+    fn park(&self) -> io::Result<()> {
         loop {
-            self.worker.run_until(&[self.bell.as_fd()])?;
+            match self.wanted.recv() {
+                Ok(Command::Serve(parts)) => {
+                    if let Some(ended) = self.serve(parts) {
+                        return ended;
+                    }
+                }
+                // They came before a worker that could not be made.
+                Ok(Command::Report | Command::Flows(..) | Command::Map(_)) => {}
+                Ok(Command::End) | Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Makes the worker and serves until the end; returns `None` if it cannot be made. Not inlined:
+    /// a parked thread would have the pages of this stack frame.
+    #[inline(never)]
+    fn serve(&self, parts: Box<(Recipe, Helper)>) -> Option<io::Result<()>> {
+        let (recipe, helper) = *parts;
+        let back = helper.back();
+        let made = recipe.make(helper);
+        back.tell(Told::Came(made.is_ok()));
+        let mut worker = made.ok()?;
+        let served = self.obey(&mut worker);
+        self.say(&worker);
+        Some(served)
+    }
+
+    fn obey(&self, worker: &mut Worker<Helper>) -> io::Result<()> {
+        loop {
+            worker.run_until(&[self.bell.as_fd()])?;
             self.bell.clear();
             loop {
                 match self.wanted.try_recv() {
-                    Ok(Command::Begin) => {}
-                    Ok(Command::Report) => self.say(),
+                    Ok(Command::Serve(_)) => {}
+                    Ok(Command::Report) => self.say(worker),
                     Ok(Command::Flows(query, answer)) => {
                         // A failure means that the receiver is gone.
-                        let _ = answer.send(self.worker.flows(&query));
+                        let _ = answer.send(worker.flows(&query));
                     }
-                    Ok(Command::Map(addresses)) => self.worker.map_addresses(addresses),
+                    Ok(Command::Map(addresses)) => worker.map_addresses(addresses),
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return Ok(()),
+                    Ok(Command::End) | Err(TryRecvError::Disconnected) => return Ok(()),
                 }
             }
         }
     }
 
-    fn say(&self) {
+    fn say(&self, worker: &Worker<Helper>) {
         // A failure means that the receiver is gone.
-        let _ = self.tell.send(self.worker.report());
+        let _ = self.tell.send(worker.report());
     }
 }
 
 /// Reports the result of a thread when it is dropped.
-pub(super) struct End {
+struct End {
     /// `None` after a panic.
-    pub(super) result: Option<io::Result<()>>,
-    pub(super) ends: Sender<io::Result<()>>,
-    pub(super) bell: EventDoorbell,
+    result: Option<io::Result<()>>,
+    ends: Sender<io::Result<()>>,
+    bell: EventDoorbell,
 }
 
 impl Drop for End {
@@ -181,6 +273,8 @@ impl Drop for End {
     }
 }
 
+/// Makes a doorbell. With an unfenced one, each sleep of a worker would be a barrier of all
+/// threads.
 pub(super) fn new_bell() -> io::Result<EventDoorbell> {
-    Ok(EventDoorbell::new()?)
+    Ok(EventDoorbell::fenced()?)
 }

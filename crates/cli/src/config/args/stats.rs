@@ -35,9 +35,10 @@ use crate::exit;
 /// flows of a guest (`*`), `delayed_bytes`, `dropped` datagrams, and flows that were `over_quota`.
 /// `packets`: `from_program`, `to_program`, the super-packets among them, and `retransmitted`.
 /// `taken`: packets and frames of memory in use. `dropped`: by reason. `workers`, with several
-/// workers: these counters for each, `handed_over` packets, and `flows_taken` over from other
-/// workers. For `up` also `stations` (in the address table of the switch), `ports`: for each,
-/// packets, bytes and drops, and, with BGP EVPN, `evpn`: `sessions` by state and `neighbors`,
+/// workers: these counters for each, `handed_over` packets, `flows_taken` over from other workers,
+/// and `parked`: it serves no flow until those before it are full. For `up` also `stations` (in the
+/// address table of the switch), `ports`: for each, packets, bytes and drops, and, with BGP EVPN,
+/// `evpn`: `sessions` by state and `neighbors`,
 /// routes `received` and `announced` by type and those that are `unused` by reason, `malformed`
 /// messages, stations that `moved_here` and `moved_away`, `duplicates` and those that are `frozen`
 /// now, `sticky` ones, `refused` connections, requests for addresses that were answered here

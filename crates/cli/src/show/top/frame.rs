@@ -208,7 +208,8 @@ fn sums(now: &Sample, rates: &Rates<'_>) -> Vec<String> {
         sums.push(format!("stations {}", number(&stats["stations"])));
     }
     if let Some(workers) = stats["workers"].as_object() {
-        sums.push(format!("workers {}", workers.len()));
+        let serving = workers.values().filter(|worker| worker["parked"] != true).count();
+        sums.push(format!("workers {serving} of {}", workers.len()));
     }
     if (now.flows.len() as u64) < now.flows_open {
         sums.push(format!("{} of {} flows listed", now.flows.len(), now.flows_open));

@@ -8,6 +8,8 @@ struct World {
     owners: Owners,
     packets: [u32; BUCKETS],
     pinned: Buckets,
+    /// Workers besides the first that have been made.
+    ready: usize,
     now: Instant,
 }
 
@@ -16,7 +18,14 @@ impl World {
         let mut packets = [0; BUCKETS];
         busy_buckets.iter().for_each(|bucket| packets[usize::from(*bucket)] = 100);
         let (policy, owners) = (Policy::new(others), Owners::new());
-        Self { policy, owners, packets, pinned: Buckets::default(), now: Instant::START }
+        Self {
+            policy,
+            owners,
+            packets,
+            pinned: Buckets::default(),
+            ready: others,
+            now: Instant::START,
+        }
     }
 
     /// Lets a window pass with these busy times, and makes the move.
@@ -30,6 +39,7 @@ impl World {
             packets: &self.packets,
             pinned: &self.pinned,
             owners: &self.owners,
+            ready: self.ready,
         });
         if let Some(Move { buckets, from, to }) = &decision {
             assert!((*from == 0) != (*to == 0), "by way of the first worker");
@@ -143,4 +153,83 @@ fn a_third_worker_joins_two_full_ones() {
     assert_eq!((made.from, made.to), (1, 0));
     let (leaves, _) = world.until_move(&[400, 400, 100], 300);
     assert_eq!(leaves.from, 2, "the last one first");
+}
+
+/// Goal: a worker is made when it is to join for the first time, and not for a single flow. It
+/// joins once it is there.
+#[test]
+fn a_worker_is_made_before_it_joins() {
+    let mut world = World { ready: 0, ..World::new(1, &[7]) };
+    for _ in 0..1000 {
+        assert_eq!(world.window(&[1000, 0], 1000), None);
+        assert!(!world.policy.wants_another(), "one flow would gain nothing");
+    }
+    let mut world = World { ready: 0, ..World::new(1, &EIGHT) };
+    for window in 1..=1000 {
+        assert_eq!(world.window(&[1000, 0], 1000), None, "it is not there");
+        assert_eq!(world.policy.wants_another(), window >= FULL_WINDOWS);
+        assert_eq!(world.policy.active(), 0);
+    }
+    world.ready = 1;
+    let (joins, windows) = world.until_move(&[1000, 0], 1000);
+    assert_eq!((joins.to, windows, world.policy.wants_another()), (1, 1, false));
+    // It was not wanted for long enough.
+    let mut world = World { ready: 0, ..World::new(1, &EIGHT) };
+    (0..FULL_WINDOWS).for_each(|_| assert_eq!(world.window(&[1000, 0], 1000), None));
+    world.ready = 1;
+    assert_eq!(world.window(&[FULL - 1, 0], 900), None);
+    assert!(!world.policy.wants_another());
+}
+
+/// Goal: where a worker cannot be made, attempts become rare.
+#[test]
+fn a_worker_that_cannot_be_made_is_tried_ever_more_rarely() {
+    let mut world = World { ready: 0, ..World::new(1, &EIGHT) };
+    let (mut attempts, hour) = (0, Duration::from_secs(3600));
+    while world.now.since(Instant::START) < hour {
+        assert_eq!(world.window(&[1000, 0], 1000), None);
+        if world.policy.wants_another() {
+            attempts += 1;
+            world.policy.postpone(world.now);
+        }
+    }
+    assert!((hour.div_duration_f64(PAUSE_MAX) as u32..80).contains(&attempts), "{attempts}");
+}
+
+/// Runs a program that has as much work as `load` says in each window, in thousandths of what one
+/// worker can do; two do as much together as `both` says. Returns the number of joins in a minute.
+fn joins_in_a_minute(load: impl Fn(u32) -> u32, both: u32) -> usize {
+    let mut world = World::new(1, &EIGHT);
+    let mut joins = 0;
+    for window in 0..60 * 100 {
+        let serving = 1 + world.policy.active() as u32;
+        let most = if serving == 1 { 1000 } else { both };
+        let work = load(window).min(most);
+        // Where both together can do less than twice as much, each is busier for it.
+        let busy = (work * 1000 / most).min(1000);
+        let busy = if serving == 1 { [busy, 0] } else { [busy, busy] };
+        let made = world.window(&busy, u64::from(work));
+        joins += usize::from(made.is_some_and(|made| made.to == 1 && made.from == 0));
+    }
+    joins
+}
+
+/// Goal: neither a load about as large as one worker nor one that comes and goes makes a worker
+/// join and leave all the time. One that is always there makes it join once.
+#[test]
+fn joining_and_leaving_do_not_alternate() {
+    assert_eq!(joins_in_a_minute(|_| 2000, 1900), 1);
+    assert_eq!(joins_in_a_minute(|_| FULL - 1, 1900), 0);
+    // Never full for long enough.
+    assert_eq!(joins_in_a_minute(|window| if window % 4 == 0 { 850 } else { 950 }, 1900), 0);
+    // Each pause is twice as long as the one before: at most eight in a minute.
+    for period in [40, 60, 100, 300, 1000] {
+        let bursts = joins_in_a_minute(|at| if at % period < period / 2 { 2000 } else { 0 }, 1900);
+        assert!((1..=8).contains(&bursts), "{bursts} joins, {period} windows");
+    }
+    // Another thread adds nothing, or has nothing to add.
+    for (load, both) in [(2000, 1000), (2000, 800), (950, 1900)] {
+        let joins = joins_in_a_minute(|_| load, both);
+        assert!((1..=8).contains(&joins), "{joins} joins, {load} of {both}");
+    }
 }

@@ -45,7 +45,7 @@ fn rates_of_a_program() {
             "carried": bytes, "copied": { "a": copied, "b": 0 }, "copies_per_byte": 0.25,
             "flows": { "tcp": 1, "udp": 2, "echo": 0 }, "lent": { "bytes": 9, "oldest_us": 1500 },
             "dropped": { "queue_full": lost, "other": 1, "none": 0 },
-            "workers": { "0": {}, "1": {} },
+            "workers": { "0": { "parked": false }, "1": { "parked": true } },
         })
     };
     let mut before = sample(start, 0, stats(1000, 10, 0, 100, 5));
@@ -64,7 +64,7 @@ fn rates_of_a_program() {
             "flows tcp 1 udp 2 echo 0 joined 2",
             "retransmitted 0/s",
             "lent 9B for 1.5ms",
-            "workers 2",
+            "workers 1 of 2",
             "2 of 16384 flows listed",
         ]
     );

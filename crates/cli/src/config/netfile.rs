@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use towpath_gateway::config::{
-    FLOWS_MAX, LendToHost, MTU_MAX, MTU_MIN, MulticastService, Subnet4, Subnet6, WORKERS_MAX,
-    parse_size,
+    FLOWS_MAX, LendToHost, MTU_MAX, MTU_MIN, MulticastService, Subnet4, Subnet6, parse_size,
 };
 use towpath_gateway::control::fields::{Fields, Wrong};
 use towpath_gateway::control::operations;
@@ -40,7 +39,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct NetFile {
     pub(crate) mtu: Option<u16>,
     pub(crate) busy_poll: Option<Duration>,
-    pub(crate) workers: Option<usize>,
+    /// A number, or `None` for `auto`.
+    pub(crate) workers: Option<Option<usize>>,
     pub(crate) domain: Option<DomainName>,
     pub(crate) gateway: Option<bool>,
     pub(crate) detect_duplicates: Option<bool>,
@@ -166,9 +166,7 @@ impl NetFile {
             detect_duplicates: fields.yes_or_no("detect-duplicates")?,
             memory: fields
                 .parsed_by("memory", |text| parse_size(text).map_err(|error| error.to_string()))?,
-            workers: fields
-                .number("workers", 1, WORKERS_MAX as u64)?
-                .map(|workers| workers as usize),
+            workers: operations::workers(&mut fields)?,
             max_flows: fields.number("max-flows", 1, FLOWS_MAX as u64)?.map(|max| max as usize),
             congestion: fields.parsed_by("congestion", parse_congestion)?,
             lend_to_host: fields.parsed_by("lend-to-host", parse_lend_to_host)?,
@@ -361,7 +359,7 @@ mod tests {
             ("[ipv4]\nsubnet = '10.0.2.1/24'", "2:1: 'subnet': '10.0.2.1/24': address bits"),
             ("[ipv4]\nautonomous = true", "expected subnet, gateway, dns or pool"),
             ("busy-poll = 1001", "'busy-poll': expected a number from 0 to 1000, got 1001"),
-            ("workers = 9", "1:1: 'workers': expected a number from 1 to 8, got 9"),
+            ("workers = 9", "1:1: 'workers': expected 'auto' or a number from 1 to 8, got 9"),
             ("ipv4 = true", "1:1: 'ipv4': expected a table, got true"),
             ("[ipv6]\npool = 'fd00::1'", "2:1: 'pool': 'fd00::1': expected two addresses"),
             ("[dhcp]\nlease-time = '1w'", "2:1: 'lease-time': '1w': expected seconds, or a time"),

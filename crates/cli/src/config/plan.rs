@@ -224,7 +224,7 @@ fn config(
     gateway.dns.extend(&file.resolvers);
     gateway.map_host_loopback.extend(&file.map_host_loopback);
     let mut config = settings::describe(gateway);
-    let of_file = file.workers.map(Workers::Most);
+    let of_file = file.workers.map(|count| count.map_or(Workers::Auto, Workers::Most));
     config.workers = match arguments.workers.count.or(of_file) {
         Some(Workers::Auto) => config.workers_for_this_machine(),
         Some(Workers::Most(workers)) => workers,

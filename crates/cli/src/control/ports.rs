@@ -14,7 +14,7 @@ use towpath_gateway::publish::PROGRAM;
 
 use crate::config::args::{
     AddOrDel, LeaseArguments, LsArguments, LsWhat, PortAction, PortArguments, PublishArguments,
-    RemoteArguments, WhichNetwork, WorkersAction, WorkersArguments,
+    RemoteArguments, WhichNetwork, Workers, WorkersAction, WorkersArguments,
 };
 use crate::config::{policy_file, settings};
 use crate::control::api;
@@ -102,7 +102,10 @@ pub(crate) fn change(arguments: &PortArguments) -> Result<Ending, Failure> {
 /// Changes the number of workers.
 pub(crate) fn set_workers(arguments: &WorkersArguments) -> Result<Ending, Failure> {
     let operation = match arguments.action {
-        WorkersAction::Set => json!({ "workers": arguments.count }),
+        WorkersAction::Set => match arguments.count {
+            Workers::Auto => json!({ "workers": "auto" }),
+            Workers::Most(count) => json!({ "workers": count }),
+        },
     };
     perform(vec![operation], &one(&arguments.which)?)
 }

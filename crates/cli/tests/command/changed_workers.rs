@@ -12,6 +12,7 @@ use std::thread;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use serde_json::Value;
 
+use super::control::assert_done;
 use super::front_end::{self, memory};
 use super::guest::{self, ethernet};
 use super::stats::{Folder, assert_fails};
@@ -213,7 +214,7 @@ fn wrong_numbers_of_workers_are_refused() {
     }
     for wrong in ["0", "9", "two"] {
         let refused = errors(&network.towpath(&["workers", "set", wrong]));
-        assert!(refused.contains("expected a number of workers from 1 to 8"), "{refused}");
+        assert!(refused.contains("expected 1 to 8, or 'auto'"), "{refused}");
     }
     let refused = network.towpath(&["workers", "set", "3"]);
     assert_fails(&refused, "50331648 bytes of memory are too few; expected at least 16 MiB for");
@@ -233,6 +234,10 @@ fn wrong_numbers_of_workers_are_refused() {
     network.assert_workers(1);
     network.set(2);
     network.assert_workers(2);
+    // There is memory for no more, whatever the number of processors.
+    let auto = network.towpath(&["workers", "set", "auto"]);
+    assert_done(&auto);
+    network.assert_workers(std::thread::available_parallelism().unwrap().get().min(2));
     let folder = Folder::new("workers-none");
     let none = output(towpath(["workers", "set", "2"]).env("XDG_RUNTIME_DIR", &folder.0));
     assert_fails(&none, "no network is running; start one with `towpath up`");

@@ -14,7 +14,7 @@
 //! - `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`: one of the two is enough, and each may be a
 //!   list. With `"if-absent": true`, ports that are published already and lead there stay.
 //! - `{"unpublish": GUEST}`, with or without `"tcp"` and `"udp"`.
-//! - `{"workers": N}`
+//! - `{"workers": N}`, or `"auto"` instead of a number
 //!
 //! Settings are `"queue-len": N`, `"isolated": BOOL`, `"vlan": N` or `"trunk": LIST` with or
 //! without `"native": N`, `"macs": [MAC]` and `"addresses": [ADDR]` (what the station may use;
@@ -123,9 +123,9 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         let only = if is_all { Vec::new() } else { publish(&mut fields, &guest)? };
         let only = only.iter().map(Publish::host_port).collect();
         Operation::Ports(PortChange::Unpublish(guest, (!is_all).then_some(only)))
-    } else if let Some(count) = fields.number("workers", 1, WORKERS_MAX as u64)? {
+    } else if let Some(count) = workers(&mut fields)? {
         fields.forget_known();
-        Operation::Workers(count as usize)
+        Operation::Workers(count)
     } else {
         return Err(fields.all_wrong(
             "expected one of add, del, set, add-lease, del-lease, add-remote, del-remote, publish, \
@@ -134,6 +134,18 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
     };
     fields.finish()?;
     Ok(operation)
+}
+
+/// Takes a number of workers, which is `None` for `auto`; `None` if the field is absent.
+pub fn workers(fields: &mut Fields) -> Result<Option<Option<usize>>, Wrong> {
+    let expected = format_args!("'auto' or a number from 1 to {WORKERS_MAX}").to_string();
+    fields.read("workers", expected, |value| match value.as_str() {
+        Some(word) => (word == "auto").then_some(None),
+        None => {
+            let count = usize::try_from(value.as_u64()?).ok()?;
+            (1..=WORKERS_MAX).contains(&count).then_some(Some(count))
+        }
+    })
 }
 
 /// Parses a port to be added from the remaining fields; `defaults` supplies absent settings.
@@ -575,9 +587,12 @@ mod tests {
             (json!({ "publish": "a", "tcp": ["80", "80"] }), "given twice"),
             (json!({ "publish": "a", "tcp": 80 }), "a string or a list of strings, got 80"),
             (json!({ "unpublish": "a", "ports": "80" }), "unknown key 'ports'"),
-            (json!({ "workers": 0 }), "'workers': expected a number from 1 to 8, got 0"),
-            (json!({ "workers": 9 }), "'workers': expected a number from 1 to 8, got 9"),
-            (json!({ "workers": "many" }), "'workers': expected a number from 1 to 8, got"),
+            (json!({ "workers": 0 }), "'workers': expected 'auto' or a number from 1 to 8, got 0"),
+            (json!({ "workers": 9 }), "'workers': expected 'auto' or a number from 1 to 8, got 9"),
+            (
+                json!({ "workers": "many" }),
+                "'workers': expected 'auto' or a number from 1 to 8, got",
+            ),
             (json!({ "workers": 2, "port": "a" }), "unknown key 'port'"),
             (json!({ "add-lease": 1 }), "expected a table, got 1"),
             (json!({ "add-lease": { "ipv4": "10.0.2.9" } }), "one of port, mac"),

@@ -130,6 +130,8 @@ pub struct Network {
     ledgers: Vec<Arc<Ledger>>,
     /// Memory of all workers together, if [`Network::set_workers`] was called.
     memory_bytes: Option<usize>,
+    /// Number of workers that `auto` stands for; one unless [`Network::set_workers`] was called.
+    workers_auto: usize,
     /// The clock of the workers' threads, once they serve.
     clock: Option<Clock>,
     /// Numbers of removed ports become free once the ring of the first worker is empty.
@@ -169,6 +171,7 @@ impl Network {
             crew: None,
             ledgers: Vec::new(),
             memory_bytes: None,
+            workers_auto: 1,
             clock: None,
             has_numbers_to_release: false,
             subscriber: None,

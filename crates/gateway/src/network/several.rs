@@ -38,6 +38,8 @@ impl Network {
     pub fn set_workers(&mut self, config: &Config) -> io::Result<()> {
         assert!(self.members.is_empty(), "workers come before ports");
         self.memory_bytes = Some(config.memory_bytes);
+        // The confined process cannot read the quota of its control group.
+        self.workers_auto = config.workers_for_this_machine();
         self.crew = self.new_crew(config.workers, config.memory_share())?;
         self.crew.iter().try_for_each(|crew| self.ports.watch(crew.bell()))
     }

@@ -44,8 +44,9 @@ pub enum Operation {
     Ports(PortChange),
     /// Changes the remotes of the VXLAN port with this name.
     Remote(String, remotes::Change),
-    /// Changes the number of workers, after all other operations. Of several, the last one counts.
-    Workers(usize),
+    /// Changes the number of workers, after all other operations; `None`: to as many as `auto` gave
+    /// when the network began. Of several, the last one counts.
+    Workers(Option<usize>),
 }
 
 /// Changed settings of a port; `None` leaves a setting as it is.
@@ -240,6 +241,7 @@ impl Worker<Network> {
             made.map_err(|error| TransactionError { index, error })?;
         }
         let Some((index, count)) = workers else { return Ok(()) };
+        let count = count.unwrap_or(self.inside().workers_auto);
         let changed = self.change_workers(count);
         changed.map_err(|error| TransactionError { index, error: error.into() })
     }

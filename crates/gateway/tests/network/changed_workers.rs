@@ -393,7 +393,8 @@ fn the_number_changes_under_traffic() {
     for _ in 0..ROUNDS {
         for workers in [2, 4, 1] {
             let guest = running.attach("e", 5);
-            let operations = vec![Operation::Workers(workers), Operation::Del("e".to_owned())];
+            let operations =
+                vec![Operation::Workers(Some(workers)), Operation::Del("e".to_owned())];
             running.worker.apply(operations).expect("applied");
             drop(guest);
             let report = running.worker.inside().report(running.worker.now());

@@ -41,9 +41,9 @@ pub(crate) struct WorkersArguments {
     #[arg(value_name = "ACTION")]
     pub(crate) action: WorkersAction,
 
-    /// Worker threads, 1 to 8.
-    #[arg(value_name = "N", value_parser = parse_count)]
-    pub(crate) count: usize,
+    /// Worker threads, 1 to 8; 'auto': as many as `towpath up --workers auto` starts.
+    #[arg(value_name = "N", value_parser = parse_workers)]
+    pub(crate) count: Workers,
 
     #[command(flatten)]
     pub(crate) which: WhichNetwork,
@@ -53,11 +53,6 @@ pub(crate) struct WorkersArguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WorkersAction {
     Set,
-}
-
-fn parse_count(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| (1..=WORKERS_MAX).contains(count));
-    count.ok_or_else(|| format!("expected a number of workers from 1 to {WORKERS_MAX}"))
 }
 
 pub(crate) fn parse_workers(text: &str) -> Result<Workers, String> {

@@ -126,7 +126,7 @@ fn ports_of_a_worker_that_does_not_answer_are_listed() {
     let (mut worker, paths) = running(3);
     for change in [None, Some(2), Some(3)] {
         if let Some(count) = change {
-            worker.apply(vec![Operation::Workers(count)]).expect("changed");
+            worker.apply(vec![Operation::Workers(Some(count))]).expect("changed");
         }
         let crew = worker.inside().crew.as_ref().expect("several workers");
         let held: Vec<_> = (1..crew.workers()).map(|other| crew.hold(other)).collect();

@@ -56,8 +56,10 @@ pub const ROUTES_MAX: usize = 256;
 
 /// Most workers: the first reads the device for all, a third of the work of bulk transfers.
 pub const WORKERS_MAX: usize = 8;
-/// Most workers of [`Config::workers_for_this_machine`].
+/// Most workers of [`Config::workers_for_this_machine`], among which ports are distributed.
 pub const WORKERS_AUTO_MAX: usize = 4;
+/// Most workers of [`Config::workers_for_a_program`]: each costs a thread from the start.
+pub const WORKERS_PROGRAM_AUTO_MAX: usize = 2;
 
 /// Everything that can be configured.
 #[derive(Clone, Debug)]
@@ -371,12 +373,18 @@ impl Config {
         Ok(notice)
     }
 
-    /// Returns a number of workers: as many as processors that this process may use, at most
-    /// [`WORKERS_AUTO_MAX`], and as the memory is enough for.
+    /// Returns a number of workers of a network: as many as processors that this process may use,
+    /// by its affinity and the quota of its control group, at most [`WORKERS_AUTO_MAX`], and as the
+    /// memory is enough for. Reads files; call it before the process is confined.
     pub fn workers_for_this_machine(&self) -> usize {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let by_memory = self.memory_bytes / MEMORY_BYTES_MIN;
-        processors.min(WORKERS_AUTO_MAX).min(by_memory.saturating_sub(1)).max(1)
+        shares::auto(self.memory_bytes, shares::processors(), WORKERS_AUTO_MAX)
+    }
+
+    /// Returns a number of workers of a program, as
+    /// [`workers_for_this_machine`](Self::workers_for_this_machine) does, at most
+    /// [`WORKERS_PROGRAM_AUTO_MAX`].
+    pub fn workers_for_a_program(&self) -> usize {
+        shares::auto(self.memory_bytes, shares::processors(), WORKERS_PROGRAM_AUTO_MAX)
     }
 
     /// Returns the configuration of a worker after the first. Published ports, multicast and the

@@ -497,9 +497,10 @@ pub(crate) struct NetworkArguments {
     #[command(flatten)]
     pub(crate) link: LinkArguments,
 
-    /// Most worker threads, 1 to 8; 'auto': one for each processor that this process may use, 4 at
-    /// most. A further one serves only while those before it are busy all the time, and if it makes
-    /// traffic faster. While it serves, it has a part of --memory.
+    /// Most worker threads, 1 to 8; 'auto': 2 if this process may use two processors or more, by
+    /// its affinity and the quota of its control group, and --memory is 48M or more; else 1. A
+    /// further one serves only while those before it are busy all the time, and if it makes traffic
+    /// faster. Until then it is a thread that waits; while it serves, it has a part of --memory.
     #[arg(long, value_name = "N", default_value = "1", value_parser = parse_workers,
           help_heading = "Network")]
     pub(crate) workers: Workers,

@@ -53,7 +53,7 @@ pub(crate) fn config(arguments: &NetworkArguments) -> anyhow::Result<Config> {
         ..describe(&arguments.gateway)
     };
     config.workers = match arguments.workers {
-        Workers::Auto => config.workers_for_this_machine(),
+        Workers::Auto => config.workers_for_a_program(),
         Workers::Most(most) => most,
     };
     let copied = link::apply(&mut config, &arguments.link, messages(&arguments.gateway))

@@ -78,10 +78,9 @@ fn with_inherited(command: &mut Command) -> (fs::File, fs::File) {
 #[test]
 fn run_is_confined() {
     skip_if!(no_tap());
-    for workers in [1, 2] {
-        let count = workers.to_string();
+    for (option, workers) in [("1", 1), ("2", 2), ("auto", auto_workers())] {
         let mut command =
-            towpath(["run", "--workers", &count, "-t", "18080:80", "--", "sleep", "1000"]);
+            towpath(["run", "--workers", option, "-t", "18080:80", "--", "sleep", "1000"]);
         let inherited = with_inherited(&mut command);
         let running = Guard(command.spawn().unwrap());
         let (init, program) = init_and_command(&running, "sleep");
@@ -113,6 +112,11 @@ fn attach_is_confined() {
         let running = Guard(command.spawn().unwrap());
         assert_confined(running.pid().as_raw_pid(), 1);
     }
+}
+
+/// Returns the number of workers of `auto`.
+fn auto_workers() -> usize {
+    std::thread::available_parallelism().unwrap().get().min(2)
 }
 
 #[test]

@@ -3,13 +3,16 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::soak;
 use super::support::{
-    Family, Host, PATIENCE, Server, Stats, Test, Towpath, echo, inside, program_of,
+    Family, Host, PATIENCE, Process, Server, Stats, TOWPATH, Test, Towpath, command, echo, inside,
+    program_of, retry,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -17,6 +20,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("workers_mixed", &[], mixed),
         Test::new("workers_captured", &[], captured),
         Test::new("workers_end_together", &["ip"], end_together),
+        Test::new("workers_join_and_leave", &[], join_and_leave).unless(one_processor),
     ];
     for family in Family::BOTH {
         let name = family.name();
@@ -177,6 +181,99 @@ fn mixed(_: &mut Host) {
         let [_, _, _, _, tcp, ..] = stats.worker(worker)[..] else { panic!("no figures") };
         assert_eq!(tcp, 0, "flows are left");
     }
+}
+
+/// Goal: with `auto` a second worker joins when the load is too much for one, and leaves
+/// afterwards; what passes is what was sent.
+/// Method: streams from the host, which a server inside echoes until the counters show the second
+/// worker, and which then rest.
+fn join_and_leave(host: &mut Host) {
+    const STREAMS: usize = 16;
+    let towpath = Towpath::new(["--workers", "auto", "-t", "2003:3003"]).found_by(host);
+    let mut towpath = towpath.start(inside("echo-server", &["3003"]));
+    towpath.wait_for_text("listening");
+    let sockets = host.file("");
+    let pid = towpath.pid().to_string();
+    let second = || {
+        let mut ask = command(TOWPATH, ["stats", "--json", &pid]);
+        ask.env("XDG_RUNTIME_DIR", &sockets);
+        let stats = Process::start(ask).finish().success();
+        let stats: Value = serde_json::from_str(&stats).expect("an object");
+        stats["workers"]["1"].clone()
+    };
+    assert_eq!(second()["parked"], true, "there is no load");
+    let address = SocketAddr::new(Family::V4.loopback(), 2003);
+    let streams: Vec<TcpStream> = (0..STREAMS)
+        .map(|_| {
+            let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("connect");
+            stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+            stream.set_write_timeout(Some(PATIENCE)).expect("timeout");
+            stream
+        })
+        .collect();
+    let (stop, totals) = (AtomicBool::new(false), [const { AtomicU64::new(u64::MAX) }; STREAMS]);
+    let sum: u64 = thread::scope(|scope| {
+        let begin = |(stream, total)| {
+            let stop = &stop;
+            scope.spawn(move || push(stream, stop, total));
+            scope.spawn(move || pull(stream, total))
+        };
+        let readers: Vec<_> = streams.iter().zip(&totals).map(begin).collect();
+        let stopping = Stop(&stop);
+        retry("a second worker to join", || (second()["flows_taken"].as_u64()? > 0).then_some(()));
+        drop(stopping);
+        readers.into_iter().map(|reader| reader.join().expect("no panic")).sum()
+    });
+    retry("it to leave", || {
+        let second = second();
+        (second["parked"] == true && second["flows"]["tcp"] == 0).then_some(())
+    });
+    drop(streams);
+    towpath.signal(Signal::TERM);
+    Stats::of(&towpath.finish()).assert_bytes(sum, sum, 0);
+}
+
+/// Bytes of a block that the streams repeat.
+const BLOCK: usize = 64 << 10;
+
+fn block() -> Vec<u8> {
+    (0..BLOCK).map(|at| (at % 251) as u8).collect()
+}
+
+/// Sends until `stop`. Then the number of all bytes is known before the last block is sent.
+fn push(mut stream: &TcpStream, stop: &AtomicBool, total: &AtomicU64) {
+    let (block, mut sent) = (block(), BLOCK as u64);
+    while !stop.load(Ordering::Relaxed) {
+        stream.write_all(&block).expect("it is taken");
+        sent += BLOCK as u64;
+    }
+    total.store(sent, Ordering::Relaxed);
+    stream.write_all(&block).expect("it is taken");
+}
+
+/// Receives and checks what comes back; returns the number of bytes.
+fn pull(mut stream: &TcpStream, total: &AtomicU64) -> u64 {
+    let (block, mut buffer, mut received) = (block(), vec![0; BLOCK], 0);
+    while received < total.load(Ordering::Relaxed) {
+        stream.read_exact(&mut buffer).expect("it comes back");
+        assert!(buffer == block, "other bytes, {received} bytes after the beginning");
+        received += BLOCK as u64;
+    }
+    received
+}
+
+/// Stops the load, also if the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn one_processor() -> Option<String> {
+    let is_one = thread::available_parallelism().is_ok_and(|count| count.get() == 1);
+    is_one.then(|| "there is one processor".into())
 }
 
 /// Goal: when the device is gone, all workers end, with the reason.

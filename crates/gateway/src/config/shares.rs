@@ -1,4 +1,4 @@
-//! How the workers of an instance divide the memory for packets.
+//! How many workers an instance may have, and how they divide the memory for packets.
 
 use super::{ConfigError, MEMORY_BYTES_MIN, WORKERS_MAX};
 
@@ -28,4 +28,16 @@ pub(crate) fn of_other(bytes: usize, workers: usize) -> usize {
         1 => bytes,
         workers => bytes / (workers + 1),
     }
+}
+
+/// Returns a number of workers for so many processors: `most` at most, and as many as `bytes` are
+/// enough for.
+pub(crate) fn auto(bytes: usize, processors: usize, most: usize) -> usize {
+    let by_memory = (bytes / MEMORY_BYTES_MIN).saturating_sub(1);
+    processors.min(most).min(by_memory).max(1)
+}
+
+/// Returns the number of processors that this process may use.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -176,3 +176,16 @@ fn further_addresses() {
     let interface = with(&good).interface();
     assert_eq!(interface.further[1], (IpAddr::from([192, 0, 2, 1]), 24));
 }
+
+/// Goal: `auto` takes no more workers than there are processors, than it may, and than there is
+/// memory for.
+#[test]
+fn workers_by_processors_and_memory() {
+    let of = |mib: usize, processors, most| shares::auto(mib << 20, processors, most);
+    assert_eq!([1, 2, 3, 64].map(|processors| of(256, processors, 2)), [1, 2, 2, 2]);
+    assert_eq!([16, 47, 48, 256].map(|mib| of(mib, 8, 2)), [1, 1, 2, 2]);
+    for mib in 16..200 {
+        let workers = of(mib, 64, WORKERS_AUTO_MAX);
+        assert!(shares::check(mib << 20, workers).is_ok(), "{workers} in {mib} MiB");
+    }
+}

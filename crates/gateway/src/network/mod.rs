@@ -27,6 +27,7 @@
 //! Limits: [`NAME_BYTES_MAX`], [`BURSTS_PER_TURN`], [`GATEWAY_QUEUE_LEN`]; and those of the switch
 //! and of captures.
 
+mod captures;
 mod config;
 mod crew;
 mod departure;
@@ -84,7 +85,6 @@ use towpath_net::switch::{self, Switch};
 use towpath_net::time::{Duration, Instant, earliest};
 use towpath_packet::{Burst, Caps, Context, Device, Input, Ledger, Site};
 
-use crate::capture::{CAPTURES_MAX, CaptureSettings, Sniffer};
 use crate::egress::enforcer::Enforcer;
 use crate::report::Report;
 use crate::services::{self, Services};
@@ -328,30 +328,6 @@ impl Network {
             member.restrict(egress);
         }
         Ok(())
-    }
-
-    /// Begins a capture of a port, or of the gateway's ([`GATEWAY_NAME`]). The capture ends when
-    /// the sniffer is dropped or the port is removed.
-    ///
-    /// # Errors
-    /// [`CaptureError`]; nothing was changed.
-    pub fn capture(
-        &mut self,
-        name: &str,
-        settings: CaptureSettings,
-        cx: &Context<'_>,
-    ) -> Result<Sniffer, CaptureError> {
-        if self.reap_captures()? == CAPTURES_MAX {
-            return Err(CaptureError::TooMany);
-        }
-        let bytes = cx.memory.capacity_bytes();
-        let ended = self.ports.capture_bell()?;
-        match (self.find(name), &mut self.gateway) {
-            (Err(_), Some(gateway)) if name == GATEWAY_NAME => {
-                Ok(gateway.mirrors.add(settings, bytes, Some(ended))?)
-            }
-            (found, _) => Ok(self.capture_port(found?, settings, bytes, ended)?),
-        }
     }
 
     /// Returns the settings of a port.

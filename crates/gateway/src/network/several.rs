@@ -21,7 +21,6 @@ use super::links::Errand;
 use super::outputs::Outputs;
 use super::port::{Port, Returned, Shape, is_short};
 use super::{Network, PortError, PortReport};
-use crate::capture::{CaptureSettings, Sniffer};
 use crate::config::Config;
 use crate::report::Report;
 use crate::worker::Worker;
@@ -120,33 +119,6 @@ impl Network {
         crew.ask(worker, |answer| Command::Change(index, shape, answer))?
     }
 
-    /// Begins a capture of a port whose packets are in memory of `frame_bytes`. It rings `ended`
-    /// when its reader is gone.
-    pub(super) fn capture_port(
-        &mut self,
-        index: usize,
-        settings: CaptureSettings,
-        frame_bytes: usize,
-        ended: EventDoorbell,
-    ) -> io::Result<Sniffer> {
-        if self.ports.get(index).is_some() {
-            return self.ports.capture(index, settings, frame_bytes, ended);
-        }
-        let (crew, worker) = self.worker_of(index);
-        crew.ask(worker, |answer| Command::Capture(index, settings, ended, answer))?
-    }
-
-    /// Removes captures whose readers are gone. Returns the number of the others.
-    pub(super) fn reap_captures(&mut self) -> io::Result<usize> {
-        let mut count = self.ports.reap_captures();
-        if let Some(gateway) = &mut self.gateway {
-            gateway.mirrors.reap();
-            count += gateway.mirrors.len();
-        }
-        let of_others = self.crew.as_ref().map(|crew| crew.count(Command::CountCaptures));
-        Ok(count + of_others.transpose()?.unwrap_or(0))
-    }
-
     /// Ends the part of a port that moves packets.
     pub(super) fn end_port(&mut self, index: usize, worker: usize) -> io::Result<()> {
         match &self.crew {
@@ -173,7 +145,7 @@ impl Network {
         Ok(())
     }
 
-    fn worker_of(&self, index: usize) -> (&Crew, usize) {
+    pub(super) fn worker_of(&self, index: usize) -> (&Crew, usize) {
         let crew = self.crew.as_ref().expect("a port that is not here has another worker");
         (crew, crew.links.worker_of(index))
     }

@@ -3,7 +3,7 @@
 //! The size of a read is not known beforehand. [`ReceiveBuffer`] offers one small frame followed by
 //! large ones. After the read, exactly the frames that were filled become pieces, and the others
 //! stay for the next read. A datagram or an ACK therefore takes one small frame and no more.
-//! [`receive_packets`] fills a burst by such reads.
+//! Devices whose reads return one packet each share the loop that fills a burst.
 //!
 //! Invariants: the large frames fill their array from the front without gaps; frames that are
 //! offered stay in place between [`prepare`](ReceiveBuffer::prepare) and
@@ -21,7 +21,7 @@ pub const LARGE_FRAMES_MAX: usize = 2 * LARGE_FRAMES_PER_PACKET;
 pub const FRAMES_MAX: usize = 1 + LARGE_FRAMES_MAX;
 /// Most bytes offered to one read.
 pub const RECEIVE_BYTES_MAX: usize = SMALL_FRAME_BYTES + LARGE_FRAMES_MAX * LARGE_FRAME_BYTES;
-/// Most reads of [`receive_packets`]: a burst, and three times as many without a packet.
+/// Most reads for one burst: a burst, and three times as many without a packet.
 pub const READS_MAX: usize = 4 * BURST_MAX;
 
 /// Outcome of an attempt to read one packet.

@@ -13,8 +13,9 @@ use towpath_packet::Ledger;
 use super::*;
 use crate::network::{Attachment, NetworkConfig, Operation, PortSettings};
 
-/// A network with so many workers, all running, and a port of each, which listens at a path.
-fn running(workers: usize) -> (Worker<Network>, Vec<PathBuf>) {
+/// A network with so many workers, all running, and a port of each, which listens at a path. Each
+/// `test` has its own paths.
+fn running(test: &str, workers: usize) -> (Worker<Network>, Vec<PathBuf>) {
     let config = Config { workers, ipv4: None, ipv6: None, ..Config::default() };
     let network = NetworkConfig {
         mtu: config.mtu,
@@ -28,7 +29,7 @@ fn running(workers: usize) -> (Worker<Network>, Vec<PathBuf>) {
     network.set_workers(&config).expect("workers");
     let mut worker = Worker::serving(&config, network, Arc::new(Ledger::new())).expect("a worker");
     worker.begin().expect("threads");
-    let name = |port| format!("towpath-ended-{}-{workers}-{port}", std::process::id());
+    let name = |port| format!("towpath-{test}-{}-{workers}-{port}", std::process::id());
     let paths: Vec<_> = (0..workers).map(|port| std::env::temp_dir().join(name(port))).collect();
     for (number, path) in paths.iter().enumerate() {
         let (name, attachment) = (format!("p{number}"), Attachment::Stream(path.clone()));
@@ -43,7 +44,7 @@ fn running(workers: usize) -> (Worker<Network>, Vec<PathBuf>) {
 #[test]
 fn a_helper_that_panics_ends_the_network() {
     for workers in [2, 4] {
-        let (mut worker, paths) = running(workers);
+        let (mut worker, paths) = running("panics", workers);
         let last = workers - 1;
         assert!(paths.iter().all(|path| path.exists()));
         // It has no port with this number.
@@ -98,7 +99,7 @@ fn cannot_change(worker: &mut Worker<Network>, last: usize, ended: &str) {
 /// Method: the first worker has no turn after the machines are gone.
 #[test]
 fn last_reports_of_ports_are_passed_on() {
-    let (mut worker, paths) = running(3);
+    let (mut worker, paths) = running("last", 3);
     let network = worker.inside_mut();
     let (tell, told) = channel();
     network.on_news(Box::new(move |port, _| drop(tell.send(port.to_owned()))));
@@ -123,7 +124,7 @@ fn last_reports_of_ports_are_passed_on() {
 /// before: after ports were added, and after the number of workers changed.
 #[test]
 fn ports_of_a_worker_that_does_not_answer_are_listed() {
-    let (mut worker, paths) = running(3);
+    let (mut worker, paths) = running("listed", 3);
     for change in [None, Some(2), Some(3)] {
         if let Some(count) = change {
             worker.apply(vec![Operation::Workers(Some(count))]).expect("changed");

@@ -5,8 +5,9 @@
 //! Every [`WINDOW`] the first worker looks at what the threads did. A thread is *full* if it hardly
 //! slept. While the first worker is alone and not full, nothing is counted.
 //!
-//! - *Joining*: all serving workers have been full for [`FULL_WINDOWS`], and several flows have
-//!   packets. The next worker gets up to half of the packets of the fullest one, by whole buckets.
+//! - *Joining*: all serving workers have been full for [`FULL_WINDOWS`], with [`FLOWS_MIN`] flows
+//!   open, and several flows have packets. The next worker gets up to half of the packets of the
+//!   fullest one, by whole buckets.
 //!   One that has never joined is made first, and joins in a later window.
 //! - *Trial*: another thread helps only if a processor has time for it. So the bytes that all
 //!   workers move are compared with those before. If they are not [`GAIN`] more, the worker leaves.
@@ -33,6 +34,9 @@ const FULL: u32 = 900;
 const SPARE: u32 = 700;
 /// Windows in which all must be full before another worker joins.
 const FULL_WINDOWS: u32 = 5;
+/// Flows that must be open at the same time before another worker joins: connections that follow
+/// each other are several flows, and never need two threads at once.
+const FLOWS_MIN: usize = 2;
 /// Windows after a worker has joined that are not counted: the flows that moved open their windows.
 const SETTLING_WINDOWS: u32 = 4;
 /// Windows of a trial, without the first ones.
@@ -57,6 +61,8 @@ pub(super) struct Sample<'a> {
     pub(super) busy: &'a [u32],
     /// Payload bytes that all workers moved.
     pub(super) bytes: u64,
+    /// Open flows of all workers.
+    pub(super) flows: usize,
     /// Packets from the program, by bucket, of this and earlier windows.
     pub(super) packets: &'a [u32; BUCKETS],
     /// Buckets that have to stay with the first worker.
@@ -180,7 +186,7 @@ impl Policy {
             return self.rotate(period, sample);
         }
         let serving = &sample.busy[..=self.active];
-        let is_full = serving.iter().all(|busy| *busy >= FULL);
+        let is_full = sample.flows >= FLOWS_MIN && serving.iter().all(|busy| *busy >= FULL);
         if is_full {
             self.full += 1;
             self.before.add(sample);

@@ -364,6 +364,7 @@ impl Reader {
             elapsed,
             busy: &busy,
             bytes: bytes - std::mem::replace(&mut self.bytes, bytes),
+            flows: self.vitals.iter().map(Vitals::flows).sum(),
             packets: &self.packets,
             pinned: &pinned,
             owners: &self.owners,

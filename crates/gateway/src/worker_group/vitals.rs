@@ -78,6 +78,11 @@ impl Vitals {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
+
+    /// Connections and mappings.
+    pub(super) fn flows(&self) -> usize {
+        self.connections.load(Relaxed) + self.mappings.load(Relaxed)
+    }
 }
 
 /// Writes what worker `index` tells, and leaves it as many flows and as much memory as the others

@@ -8,6 +8,8 @@ struct World {
     owners: Owners,
     packets: [u32; BUCKETS],
     pinned: Buckets,
+    /// Open flows.
+    flows: usize,
     /// Workers besides the first that have been made.
     ready: usize,
     now: Instant,
@@ -23,6 +25,7 @@ impl World {
             owners,
             packets,
             pinned: Buckets::default(),
+            flows: busy_buckets.len(),
             ready: others,
             now: Instant::START,
         }
@@ -39,6 +42,7 @@ impl World {
             packets: &self.packets,
             pinned: &self.pinned,
             owners: &self.owners,
+            flows: self.flows,
             ready: self.ready,
         });
         if let Some(Move { buckets, from, to }) = &decision {
@@ -109,7 +113,7 @@ fn a_worker_that_does_not_pay_leaves_for_longer_and_longer() {
 #[test]
 fn a_single_busy_flow_never_moves() {
     let mut world = World::new(1, &[7]);
-    world.packets[9] = 5;
+    (world.packets[9], world.flows) = (5, 2);
     for _ in 0..100 {
         assert_eq!(world.window(&[1000, 0], 1000), None);
     }
@@ -153,6 +157,19 @@ fn a_third_worker_joins_two_full_ones() {
     assert_eq!((made.from, made.to), (1, 0));
     let (leaves, _) = world.until_move(&[400, 400, 100], 300);
     assert_eq!(leaves.from, 2, "the last one first");
+}
+
+/// Goal: connections that follow each other never make a worker join, in however many buckets they
+/// are.
+#[test]
+fn connections_one_after_the_other_need_one_worker() {
+    let mut world = World { flows: 1, ready: 0, ..World::new(1, &EIGHT) };
+    for window in 0..1000 {
+        // For a moment, the one before is still open.
+        world.flows = if window % 3 == 0 { 2 } else { 1 };
+        assert_eq!(world.window(&[1000, 0], 1000), None);
+        assert!(!world.policy.wants_another());
+    }
 }
 
 /// Goal: a worker is made when it is to join for the first time, and not for a single flow. It

@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use towpath::events::{Choice, Config, EventQueue, Moved};
 use towpath::host::TcpStream;
+use towpath_packet::Site;
 
 pub(super) const CASES: &[Case] = &[
     ("a_towpath_stream_is_written_to_a_file", whole),
@@ -98,8 +99,9 @@ fn stopped(choice: Choice) {
     assert!(moved.result.is_ok() && moved.bytes == 5, "{moved:?}");
 }
 
-/// Goal: what a peer has lent is written to the file from where it lent it: no host copies a byte,
-/// and the peer gets its memory back.
+/// Goal: what a peer has lent is written to the file from where it lent it, and the peer gets its
+/// memory back. No host copies a byte, but for pieces that are so short that they are packed: where
+/// a window ends, a busy system cuts a few.
 fn in_place(choice: Choice) {
     const LEN: usize = 5 << 20;
     let (mut queue, hosts, bytes) = (queue(choice), hosts(4 << 20), pattern(LEN));
@@ -113,7 +115,11 @@ fn in_place(choice: Choice) {
     let mut written = vec![0; LEN];
     file.read_exact_at(&mut written, 7).unwrap();
     assert!(written == bytes && sending.returned().buffer == bytes);
-    assert_eq!((hosts.0.ledger().copied(), hosts.1.ledger().copied()), (0, 0));
+    for host in [&hosts.0, &hosts.1] {
+        let packed = host.ledger().copied_at(Site::Pack);
+        assert_eq!(host.ledger().copied(), packed);
+        assert!(packed < LEN as u64 / 1000, "{packed} bytes are packed");
+    }
 }
 
 /// Goal: many short writes arrive in order.

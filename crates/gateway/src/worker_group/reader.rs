@@ -474,7 +474,11 @@ impl Inside for Reader {
     }
 
     fn exchange(&mut self, flows: &mut Exchange<'_>) {
-        self.divide(flows);
+        let is_due = flows.now().since(self.decided_at) >= WINDOW;
+        // While it is alone, no other worker reads it.
+        if is_due || !self.others.is_empty() {
+            self.divide(flows);
+        }
         self.listen(flows);
         if self.returning > 0 || !self.held.is_empty() || !flows.may_take() {
             return;
@@ -483,7 +487,7 @@ impl Inside for Reader {
             // The flows end here, where the program's last packets come.
             self.fetch_all();
             self.policy.all_returned();
-        } else if flows.now().since(self.decided_at) >= WINDOW {
+        } else if is_due {
             self.decide(flows);
         }
     }

@@ -1,6 +1,6 @@
 //! Programs that speak TCP.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
@@ -20,9 +20,23 @@ const REST: Duration = Duration::from_millis(4500);
 /// Bytes of a question that is answered only as a whole.
 pub(crate) const QUESTION_BYTES: usize = 16;
 
+/// Connects. The kernel can lose the error of a connect that does not wait: then the attempt ends
+/// without one, and is repeated.
 pub(super) fn open(address: &str) -> Result<TcpStream, std::io::Error> {
     let address: SocketAddr = address.parse().expect("an address");
-    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    let is_lost = |result: &Result<_, std::io::Error>| {
+        let error = result.as_ref().err();
+        error.is_some_and(|error| {
+            error.raw_os_error().is_none() && error.kind() != ErrorKind::TimedOut
+        })
+    };
+    let mut result = TcpStream::connect_timeout(&address, PATIENCE);
+    for _ in 0..4 {
+        if is_lost(&result) {
+            result = TcpStream::connect_timeout(&address, PATIENCE);
+        }
+    }
+    let stream = result?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;

@@ -7,7 +7,7 @@
 //! it reads, sends [`Session::output`], and says when the connection has ended. When the state is
 //! `Idle` again, the owner sends the rest of the output, which holds the reason, and closes the
 //! connection. A connection that the neighbour has opened gets a session of its own
-//! ([`Session::accepted`]); which of two stays is decided by who has both.
+//! ([`Session::accepted`]). If there are two, their owner decides which one stays.
 //!
 //! Everything that the neighbour does is an [`Event`]. A message that does not fit the state, or is
 //! invalid beyond its routes, ends the session with a NOTIFICATION.

@@ -21,7 +21,7 @@ pub const LARGE_FRAMES_MAX: usize = 2 * LARGE_FRAMES_PER_PACKET;
 pub const FRAMES_MAX: usize = 1 + LARGE_FRAMES_MAX;
 /// Most bytes offered to one read.
 pub const RECEIVE_BYTES_MAX: usize = SMALL_FRAME_BYTES + LARGE_FRAMES_MAX * LARGE_FRAME_BYTES;
-/// Most reads for one burst: a burst, and three times as many without a packet.
+/// Most reads for one burst: one for each packet, and three times as many without a packet.
 pub const READS_MAX: usize = 4 * BURST_MAX;
 
 /// Outcome of an attempt to read one packet.

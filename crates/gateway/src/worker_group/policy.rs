@@ -7,8 +7,8 @@
 //!
 //! - *Joining*: all serving workers have been full for [`FULL_WINDOWS`], with [`FLOWS_MIN`] flows
 //!   open, and several flows have packets. The next worker gets up to half of the packets of the
-//!   fullest one, by whole buckets.
-//!   One that has never joined is made first, and joins in a later window.
+//!   fullest one, by whole buckets. One that has never joined is made first, and joins in a later
+//!   window.
 //! - *Trial*: another thread helps only if a processor has time for it. So the bytes that all
 //!   workers move are compared with those before. If they are not [`GAIN`] more, the worker leaves.
 //! - *Balance*: if one worker is full and another has time, buckets move from one to the other.

@@ -4,9 +4,9 @@
 //!
 //! A thread is made before the process is confined, as none can be made afterwards, and *parks*: it
 //! waits for a command, in a futex, and holds nothing. With [`Command::Serve`] it makes its worker:
-//! an event queue, a stack, a gateway and memory. All of that is permitted to the confined process;
-//! its doorbells exist already, as they are not. From then on it serves, and sleeps in its event
-//! queue while it has no flows.
+//! an event queue, a stack, a gateway and memory. The confined process may make all of these. It
+//! may not make doorbells, so the thread has those from the start. Then it serves, and sleeps in
+//! its event queue while it has no flows.
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -14,10 +14,12 @@
 //!
 //! **Strangers.** The first socket is bound without `SO_REUSEPORT`, so it finds any other that has
 //! the address. Later ones must be kept out: any process of the same user could join a group. But
-//! the kernel decides by the socket that was bound last. So a *guard* is bound after each socket
+//! the kernel decides by the socket that was bound last. So a *blocker* is bound after each socket
 //! of a group, at the same address, without `SO_REUSEPORT`, and it is tied to an interface that
 //! does not exist, so that it gets no datagram. Linux before 5.7 wants a privilege for that; there
-//! a stranger may join, and gets no datagram while no socket is added or closed.
+//! a stranger may join, and gets no datagram while no socket is added or closed. The blocker gets
+//! in because all of them have `SO_REUSEADDR` while it is bound. For that moment a stranger that
+//! has this option, too, can bind the address.
 //!
 //! Invariant: the index of a socket in the kernel's group is that in [`Group::members`]. The lock
 //! is taken to open and close a socket only.
@@ -72,7 +74,7 @@ struct Membership {
 #[derive(Debug, Default)]
 struct Group {
     members: Vec<(u32, Arc<UdpSocket>)>,
-    guard: Option<OwnedFd>,
+    blocker: Option<OwnedFd>,
 }
 
 impl SharedPort {
@@ -101,7 +103,7 @@ impl SharedPort {
         };
         let socket = Arc::new(socket);
         group.members.push((vni, socket.clone()));
-        group.keep_guard();
+        group.keep_blocker();
         let membership = Membership { port: self.clone(), vni };
         Ok(SharedSocket { socket, _membership: membership })
     }
@@ -116,14 +118,14 @@ impl Group {
     fn join(&mut self, vni: u32) -> io::Result<UdpSocket> {
         let at = self.members[0].1.local()?;
         // It would refuse the new socket.
-        self.guard = None;
+        self.blocker = None;
         let bound = self.bind_at(at);
         let steered = bound.and_then(|socket| {
             steer(&socket, self.vnis().chain([vni]))?;
             Ok(socket)
         });
         if steered.is_err() {
-            self.keep_guard();
+            self.keep_blocker();
         }
         steered
     }
@@ -135,30 +137,30 @@ impl Group {
         UdpSocket::bind_shared(at)
     }
 
-    /// Binds the guard, if there is a group.
-    fn keep_guard(&mut self) {
+    /// Binds the blocker, if there is a group.
+    fn keep_blocker(&mut self) {
         if let [(_, first), _, ..] = &self.members[..] {
-            self.guard = first.local().and_then(|at| self.guard_at(at)).ok();
+            self.blocker = first.local().and_then(|at| self.blocker_at(at)).ok();
         }
     }
 
     /// Binds a socket that gets no datagram and keeps others from binding one.
-    fn guard_at(&self, at: SocketAddr) -> io::Result<OwnedFd> {
-        let guard = open(&at, SocketType::DGRAM, None)?;
+    fn blocker_at(&self, at: SocketAddr) -> io::Result<OwnedFd> {
+        let blocker = open(&at, SocketType::DGRAM, None)?;
         // With this on both sides, the kernel lets it in without its being one of the group.
         let allow = |is_allowed| {
             let sockets = self.members.iter().map(|(_, socket)| socket.as_fd());
-            for socket in sockets.chain([guard.as_fd()]) {
+            for socket in sockets.chain([blocker.as_fd()]) {
                 sockopt::set_socket_reuseaddr(socket, is_allowed)?;
             }
             io::Result::Ok(())
         };
-        let bound = allow(true).and_then(|()| bind(&guard, &at, None));
+        let bound = allow(true).and_then(|()| bind(&blocker, &at, None));
         let tied = bound.and_then(|()| {
-            set_int(guard.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, NO_INTERFACE)
+            set_int(blocker.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, NO_INTERFACE)
         });
         allow(false)?;
-        tied.map(|()| guard)
+        tied.map(|()| blocker)
     }
 
     fn vnis(&self) -> impl Iterator<Item = u32> {
@@ -170,7 +172,7 @@ impl Group {
         let Some(index) = self.members.iter().position(|(of, _)| *of == vni) else { return };
         self.members.swap_remove(index);
         match self.members.first() {
-            None => self.guard = None,
+            None => self.blocker = None,
             // A shorter program than before is refused only for want of memory; the next change
             // replaces it.
             Some((_, first)) => drop(steer(first, self.vnis())),

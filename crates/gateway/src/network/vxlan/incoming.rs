@@ -10,8 +10,9 @@
 //! After a long run, the next reads have the kernel put headers and payload apart
 //! ([`decapsulate_heads`]): a super-packet made of a read is then as long as one can be. For that
 //! the lengths must be known before. While long runs differ, the port looks at each before it reads
-//! it. Once several in a row were alike, it reads the next without a look, as if it were like
-//! them ([`Forecast`]).
+//! it. Once several in a row were alike, it reads the next without a look, as if it were like them
+//! ([`Forecast`]). A segment in such a read that follows the one before is joined to it before it
+//! is a packet ([`TakeFrames::extend`]).
 //!
 //! Invariant: each datagram that was read is a frame, or counted as a drop.
 

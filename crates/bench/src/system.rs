@@ -22,8 +22,8 @@ use super::lab::{IPERF_PORT, OUTSIDE_V4, OUTSIDE_V6};
 pub(super) enum Peer {
     /// This program with MTU 65520.
     Towpath,
-    /// This program with two workers.
-    Workers,
+    /// This program with one worker.
+    OneWorker,
     /// This program, which lends what it sends to other machines.
     Lending,
     /// This program with a policy of a thousand rules.
@@ -63,8 +63,8 @@ pub(super) enum System {
 /// Another way to set up this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Variant {
-    /// With [`WORKERS`] workers.
-    Workers,
+    /// With `--workers 1`.
+    OneWorker,
     /// With `--lend-to-host always`.
     Lending,
     /// With a policy of [`RULES`] rules, of which the last allows the flows.
@@ -89,7 +89,7 @@ pub(super) fn setups(peers: &[Peer]) -> Vec<Setup> {
                 add(System::Towpath, MTU_LARGE);
                 continue;
             }
-            Peer::Workers => System::Variant(Variant::Workers),
+            Peer::OneWorker => System::Variant(Variant::OneWorker),
             Peer::Lending => System::Variant(Variant::Lending),
             Peer::Policy => System::Variant(Variant::Policy),
             Peer::Pasta => System::Pasta,
@@ -176,13 +176,13 @@ impl Setup {
 
     /// The start of a command `towpath`; this program acts as it under that name.
     fn attach(self) -> Command {
-        let workers = if self.system == System::Variant(Variant::Workers) { WORKERS } else { 1 };
         let mut command = Command::new("/proc/self/exe");
         command.arg0(towpath_cli::NAME).args(["attach", "--quiet", "--mtu", &self.mtu.to_string()]);
-        command.args(["--workers", &workers.to_string()]);
-        if self.system == System::Variant(Variant::Lending) {
-            command.args(["--lend-to-host", "always"]);
-        }
+        match self.system {
+            System::Variant(Variant::OneWorker) => command.args(["--workers", "1"]),
+            System::Variant(Variant::Lending) => command.args(["--lend-to-host", "always"]),
+            _ => &mut command,
+        };
         command
     }
 
@@ -258,7 +258,7 @@ impl fmt::Display for Setup {
         match self.system {
             System::Towpath if self.mtu == MTU_ORDINARY => write!(f, "towpath"),
             System::Towpath => write!(f, "towpath@{}", self.mtu),
-            System::Variant(Variant::Workers) => write!(f, "towpath@{WORKERS}workers"),
+            System::Variant(Variant::OneWorker) => write!(f, "towpath@1worker"),
             System::Variant(Variant::Lending) => write!(f, "towpath@lending"),
             System::Variant(Variant::Policy) => write!(f, "towpath@policy"),
             System::Pasta => write!(f, "pasta@{}", self.mtu),
@@ -311,8 +311,6 @@ exec nsenter --net="$1" gvforwarder -url "unix://$3" -preexisting -iface tap0 -m
 const MTU_ORDINARY: u16 = 1500;
 /// The peers' default, chosen for speed.
 const MTU_LARGE: u16 = 65520;
-/// The number of processors of the smallest machines.
-const WORKERS: usize = 2;
 const TOWPATH_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const TOWPATH_V6: Ipv6Addr = Ipv6Addr::new(0xfd74, 0x6f77, 0x7061, 0x7468, 0, 0, 0, 2);
 
@@ -322,11 +320,11 @@ mod tests {
 
     #[test]
     fn towpath_is_first_and_setups_are_unique() {
-        use Peer::{Lending, None, Pasta, Policy, Towpath, Veth, Workers};
-        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, Workers, Lending, Policy]);
+        use Peer::{Lending, None, OneWorker, Pasta, Policy, Towpath, Veth};
+        let setups = setups(&[Veth, Towpath, Pasta, None, Pasta, OneWorker, Lending, Policy]);
         let names: Vec<_> = setups.iter().map(Setup::to_string).collect();
         let expected = ["towpath", "veth@1500", "towpath@65520", "pasta@1500", "pasta@65520"];
         assert_eq!(names[..5], expected);
-        assert_eq!(names[5..], ["towpath@2workers", "towpath@lending", "towpath@policy"]);
+        assert_eq!(names[5..], ["towpath@1worker", "towpath@lending", "towpath@policy"]);
     }
 }

@@ -501,7 +501,7 @@ pub(crate) struct NetworkArguments {
     /// its affinity and the quota of its control group, and --memory is 48M or more; else 1. A
     /// further one serves only while those before it are busy all the time, and if it makes traffic
     /// faster. Until then it is a thread that waits; while it serves, it has a part of --memory.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_workers,
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_workers,
           help_heading = "Network")]
     pub(crate) workers: Workers,
 

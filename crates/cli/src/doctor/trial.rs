@@ -48,7 +48,8 @@ const CONFINEMENT: &str = "confinement";
 /// Does what `towpath run` does until it serves. Without a device file there is no interface, and
 /// only what comes before it is tried.
 pub(super) fn of_run(has_device: bool) -> Vec<Finding> {
-    let config = Config::default();
+    let mut config = Config::default();
+    config.workers = config.workers_for_a_program();
     let (mut findings, ended) = match in_child(|sink| serve_once(sink, &config, has_device)) {
         Ok(done) => done,
         Err(error) => {

@@ -171,7 +171,7 @@ impl Gateway {
         {
             let count = workers.count();
             self.messages.notice(format_args!(
-                "option --workers: cannot start more than {count} threads: {error}"
+                "cannot start more than {count} threads for workers (--workers): {error}"
             ));
         }
     }

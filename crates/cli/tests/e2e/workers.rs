@@ -183,13 +183,13 @@ fn mixed(_: &mut Host) {
     }
 }
 
-/// Goal: with `auto` a second worker joins when the load is too much for one, and leaves
+/// Goal: without `--workers` a second worker joins when the load is too much for one, and leaves
 /// afterwards; what passes is what was sent.
 /// Method: streams from the host, which a server inside echoes until the counters show the second
 /// worker, and which then rest.
 fn join_and_leave(host: &mut Host) {
     const STREAMS: usize = 16;
-    let towpath = Towpath::new(["--workers", "auto", "-t", "2003:3003"]).found_by(host);
+    let towpath = Towpath::new(["-t", "2003:3003"]).found_by(host);
     let mut towpath = towpath.start(inside("echo-server", &["3003"]));
     towpath.wait_for_text("listening");
     let sockets = host.file("");

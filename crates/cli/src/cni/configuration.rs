@@ -55,10 +55,11 @@ impl Configuration {
     pub(super) fn parse(value: Value, arguments: Option<&str>) -> Result<Self, Error> {
         let mut fields = Fields::of(value, "").map_err(invalid)?;
         let mut configuration = Self::of_network(&mut fields)?;
-        let runtime = fields.fields("runtimeConfig").map_err(invalid)?;
+        let runtime = object(&mut fields, "runtimeConfig")?.map(Value::Object);
         fields.finish().map_err(unsupported)?;
         configuration.take_arguments(arguments.unwrap_or_default())?;
         if let Some(runtime) = runtime {
+            let runtime = Fields::of(conventional(runtime), "runtimeConfig").map_err(invalid)?;
             configuration.take_runtime(runtime)?;
         }
         Ok(configuration)
@@ -252,6 +253,24 @@ impl Dns {
 pub(super) fn is_identifier(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     text.starts_with(|first: char| first.is_ascii_alphanumeric()) && text.bytes().all(is_allowed)
+}
+
+/// Returns a value as the conventions of CNI have it: names begin with a small letter, and what is
+/// absent is not there. containerd's CRI plugin writes `HostPort`, and `null` for an empty list
+/// (observed: 1.6).
+fn conventional(value: Value) -> Value {
+    let small = |name: String| match name.chars().next() {
+        Some(first) => first.to_ascii_lowercase().to_string() + &name[first.len_utf8()..],
+        None => name,
+    };
+    match value {
+        Value::Object(fields) => {
+            let present = fields.into_iter().filter(|(_, value)| !value.is_null());
+            present.map(|(name, value)| (small(name), conventional(value))).collect()
+        }
+        Value::Array(all) => all.into_iter().map(conventional).collect(),
+        other => other,
+    }
 }
 
 /// Adds a port mapping.

@@ -68,6 +68,29 @@ fn a_whole_configuration() {
     assert!(read.valid.unwrap().contains(&("c1".to_owned(), "eth0".to_owned())));
 }
 
+/// Goal: below `runtimeConfig` names may begin with a capital letter, and `null` is an empty list,
+/// as containerd's CRI plugin writes them.
+#[test]
+fn what_the_cri_plugin_writes() {
+    let given = json!({ "runtimeConfig": {
+        "portMappings": [
+            { "HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": "::1" },
+        ],
+        "dns": { "Servers": ["192.0.2.2"], "Searches": null, "Options": ["ndots:5"] },
+        "ips": null,
+        "bandwidth": {
+            "IngressRate": 10_000_000, "IngressBurst": u32::MAX,
+            "EgressRate": 8000, "EgressBurst": u32::MAX,
+        },
+    } });
+    let read = parse(given, "").unwrap();
+    assert_eq!(read.published.tcp, ["::1/8080:80"]);
+    assert_eq!(read.dns.servers, ["192.0.2.2"]);
+    assert_eq!(read.dns.search, [""; 0]);
+    assert_eq!(read.dns.options, ["ndots:5"]);
+    assert_eq!(read.settings.len(), 2);
+}
+
 /// Goal: without the later ones, earlier addresses count; null is like nothing.
 #[test]
 fn addresses_in_three_places() {

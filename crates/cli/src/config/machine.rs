@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use anyhow::bail;
 use towpath_gateway::config::Config;
 use towpath_gateway::network::Operation;
-use towpath_gateway::services::{self, Disabled, Guest, StaticLease};
+use towpath_gateway::services::{self, Automatic, Disabled, Guest, StaticLease};
 use towpath_net::wire::MacAddr;
 
 use crate::config::args::{MachineArguments, UpArguments};
@@ -75,7 +75,7 @@ fn reserve(option: &str, name: &str, config: &Config, operations: &mut Vec<(Stri
     let guest = Guest::Port(name.to_owned());
     let (ipv4, ipv6) = (config.ipv4.map(|v4| v4.address), config.ipv6.map(|v6| v6.address));
     let existing = operations.iter_mut().find_map(|(_, operation)| match operation {
-        Operation::AddLease(lease) if lease.guest == guest => Some(lease),
+        Operation::AddLease(lease, _) if lease.guest == guest => Some(lease),
         _ => None,
     });
     match existing {
@@ -84,8 +84,11 @@ fn reserve(option: &str, name: &str, config: &Config, operations: &mut Vec<(Stri
             lease.ipv6 = lease.ipv6.or(ipv6);
         }
         None => {
-            let lease = StaticLease { guest, ipv4, ipv6, name: None };
-            operations.push((format!("option {option}"), Operation::AddLease(lease)));
+            let lease = StaticLease { ipv4, ipv6, ..StaticLease::of(guest) };
+            operations.push((
+                format!("option {option}"),
+                Operation::AddLease(lease, Automatic::default()),
+            ));
         }
     }
 }

@@ -23,8 +23,8 @@ use towpath_gateway::network::{
     BUSY_POLL_MAX, EvpnSettings, Operation, PortSettings, QUEUE_LEN_MAX,
 };
 use towpath_gateway::publish::{Existing, PortChange, Target};
-use towpath_gateway::services::LEASES_PER_PORT_MAX;
 use towpath_gateway::services::wire::domain::DomainName;
+use towpath_gateway::services::{Automatic, LEASES_PER_PORT_MAX};
 use towpath_net::switch::Role;
 use towpath_net::tcp::congestion::Kind;
 
@@ -208,7 +208,10 @@ impl NetFile {
         }
         for lease in fields.all("lease")? {
             let at = lease.path().to_owned();
-            made.push((at, Operation::AddLease(operations::static_lease(lease)?)));
+            made.push((
+                at,
+                Operation::AddLease(operations::static_lease(lease)?, Automatic::default()),
+            ));
         }
         for mut published in fields.all("publish")? {
             let at = published.path().to_owned();

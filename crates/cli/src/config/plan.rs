@@ -18,7 +18,7 @@ use towpath_gateway::network::{
 };
 use towpath_gateway::publish::{Existing, PortChange, Publish, Target};
 use towpath_gateway::services::wire::domain::DomainName;
-use towpath_gateway::services::{self, Services};
+use towpath_gateway::services::{self, Automatic, Services};
 use towpath_io::endpoint::{self, Connection};
 use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
@@ -74,7 +74,7 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
         let at = format!("option --lease '{lease}'");
         let read = Fields::of_settings(lease).and_then(operations::static_lease);
         let read = read.map_err(|wrong| anyhow!("{at}: {wrong}"))?;
-        operations.push((at, Operation::AddLease(read)));
+        operations.push((at, Operation::AddLease(read, Automatic::default())));
     }
     for (protocol, all) in [("tcp", &arguments.tcp_ports), ("udp", &arguments.udp_ports)] {
         for (guest, spec) in all {
@@ -334,7 +334,7 @@ impl Plan {
                         )));
                     }
                 }
-                Operation::AddLease(lease) => {
+                Operation::AddLease(lease, _) => {
                     let Some(services) = &mut services else {
                         return Err(wrong(&OperationError::NoServices));
                     };

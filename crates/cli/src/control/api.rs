@@ -18,10 +18,11 @@ use towpath_gateway::egress::enforcer::Enforcer;
 use towpath_gateway::flows::{FlowPage, FlowQuery};
 use towpath_gateway::native::Link;
 use towpath_gateway::network::{
-    Attachment, DeviceReport, Network, Operation, PortReport, TransactionError, VxlanCounters,
+    Attachment, DeviceReport, Network, Operation, OperationError, PortReport, TransactionError,
+    VxlanCounters,
 };
 use towpath_gateway::report::Report;
-use towpath_gateway::services::{Guest, Services};
+use towpath_gateway::services::{Guest, Services, StaticLease, StaticLeaseError};
 use towpath_gateway::worker::Worker;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortCounters, PortVlans, Prefix, Role, StormRates};
@@ -178,9 +179,26 @@ fn transaction(
     });
     taps.zip(file.take()).for_each(|(tap, file)| tap.pass(file));
     let count = operations.len();
-    let done = worker.apply(operations);
-    let done = done.map_err(|TransactionError { index, error }| (index, error.into()));
-    published::outcome(count, done)
+    let guests = operations.iter().filter_map(|operation| match operation {
+        Operation::AddLease(lease, _) => Some(lease.guest.clone()),
+        _ => None,
+    });
+    let guests: Vec<Guest> = guests.collect();
+    match worker.apply(operations) {
+        Ok(()) => {
+            let all = worker.inside().services().into_iter().flat_map(Services::static_leases);
+            let added = all.filter(|lease| guests.contains(&lease.guest)).map(fixed_lease);
+            let leases: Vec<_> = added.collect();
+            Response::json(200, &json!({ "applied": count, "leases": leases }))
+        }
+        Err(TransactionError { index, error }) => {
+            let status = match error {
+                OperationError::Lease(StaticLeaseError::Settling) => 503,
+                _ => 409,
+            };
+            published::refused(status, count, index, &error)
+        }
+    }
 }
 
 fn vlan_list(set: &VlanSet) -> String {
@@ -308,21 +326,25 @@ fn leases(worker: &Worker<Network>) -> Value {
             "static": lent.is_static,
         })
     });
-    let fixed = services.into_iter().flat_map(Services::static_leases).map(|lease| {
-        let (kind, id) = match &lease.guest {
-            Guest::Port(name) => ("port", name.clone()),
-            Guest::Mac(mac) => ("mac", mac.to_string()),
-            Guest::ClientId(id) => ("client-id", operations::hex(id)),
-            Guest::Duid(id) => ("duid", operations::hex(id)),
-        };
-        json!({
-            kind: id,
-            "ipv4": lease.ipv4.map(|address| address.to_string()),
-            "ipv6": lease.ipv6.map(|address| address.to_string()),
-            "name": lease.name.as_ref().map(|name| name.as_str()),
-        })
-    });
+    let fixed = services.into_iter().flat_map(Services::static_leases).map(fixed_lease);
     json!({ "leases": lent.collect::<Vec<_>>(), "static": fixed.collect::<Vec<_>>() })
+}
+
+/// Returns a static lease as JSON.
+fn fixed_lease(lease: &StaticLease) -> Value {
+    let (kind, id) = match &lease.guest {
+        Guest::Port(name) => ("port", name.clone()),
+        Guest::Mac(mac) => ("mac", mac.to_string()),
+        Guest::ClientId(id) => ("client-id", operations::hex(id)),
+        Guest::Duid(id) => ("duid", operations::hex(id)),
+    };
+    json!({
+        kind: id,
+        "ipv4": lease.ipv4.map(|address| address.to_string()),
+        "ipv6": lease.ipv6.map(|address| address.to_string()),
+        "name": lease.name.as_ref().map(|name| name.as_str()),
+        "station": lease.station.map(|mac| mac.to_string()),
+    })
 }
 
 /// Returns the counters of an instance, and of its switch and ports.

@@ -342,7 +342,8 @@ fn port_line(pid: i32, port: &Value) -> String {
     )
 }
 
-/// Returns the addresses and names of static leases that no guest has, as leases without a time.
+/// Returns the addresses and names of static leases that no guest has leased, as leases without a
+/// time. Those with a station are configured there.
 fn not_taken(answer: &Value) -> Vec<Value> {
     let all = |list: &str| answer[list].as_array().into_iter().flatten();
     let is_lent = |key, value: &Value| all("leases").any(|lease| lease[key] == *value);
@@ -369,13 +370,14 @@ fn not_taken(answer: &Value) -> Vec<Value> {
 }
 
 fn lease_line(pid: i32, lease: &Value) -> String {
-    let keys = ["address", "seconds", "mac", "port", "name"];
+    let station = if lease["station"].is_string() { "station" } else { "mac" };
+    let keys = ["address", "seconds", station, "port", "name"];
     let [address, seconds, mac, port, name] = keys.map(|key| match &lease[key] {
         Value::Null => "-".to_owned(),
         value => plain(value),
     });
     let kind = match (&lease["static"], &lease["seconds"]) {
-        (Value::Bool(true), Value::Null) => " static, not taken",
+        (Value::Bool(true), Value::Null) if station == "mac" => " static, not taken",
         (Value::Bool(true), _) => " static",
         _ => "",
     };
@@ -409,7 +411,7 @@ mod tests {
     use super::*;
 
     /// Goal: of a guest with two addresses, the one that is not leased is listed; of guests with
-    /// only a name, the one whose name is not taken.
+    /// only a name, the one whose name is not taken; and one that is configured, with its station.
     #[test]
     fn static_leases_that_were_never_used() {
         let answer = json!({
@@ -424,6 +426,7 @@ mod tests {
                 { "mac": "02:00:00:00:00:03", "ipv4": "10.0.2.30", "ipv6": null, "name": null },
                 { "port": "c", "ipv4": null, "ipv6": null, "name": "x" },
                 { "client-id": "0102", "ipv4": null, "ipv6": null, "name": "y" },
+                { "port": "d", "ipv4": "10.0.2.40", "station": "02:00:00:00:00:04" },
             ],
         });
         let left = not_taken(&answer);
@@ -438,6 +441,7 @@ mod tests {
                 "7 fd00::20 - - a web static, not taken",
                 "7 10.0.2.30 - 02:00:00:00:00:03 - - static, not taken",
                 "7 - - - - y static, not taken",
+                "7 10.0.2.40 - 02:00:00:00:00:04 d - static",
             ]
         );
         assert_eq!(left[2]["client-id"], "0102");

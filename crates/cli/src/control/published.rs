@@ -3,6 +3,8 @@
 //! [`Publishing`] changes the ports of an instance that serves one program. In requests, the guest
 //! of such an instance has the name [`PROGRAM`].
 
+use std::fmt::Display;
+
 use anyhow::anyhow;
 use serde_json::{Value, json};
 use towpath_gateway::control::http::Response;
@@ -49,7 +51,10 @@ pub(crate) fn transaction(
         let changed = instance.change_ports(changes);
         changed.map_err(|(index, error)| (index, error.into()))
     });
-    outcome(count, done)
+    match done {
+        Ok(()) => Response::json(200, &json!({ "applied": count })),
+        Err((index, error)) => refused(409, count, index, &error),
+    }
 }
 
 /// The error of an operation on something else than the program's ports.
@@ -80,19 +85,13 @@ fn of_program(operation: Operation) -> Option<PortChange> {
     }
 }
 
-/// Returns the answer to a transaction of `count` operations. The error contains the index of the
-/// operation that failed.
-pub(crate) fn outcome(count: usize, done: Result<(), (usize, anyhow::Error)>) -> Response {
-    match done {
-        Ok(()) => Response::json(200, &json!({ "applied": count })),
-        Err((index, error)) => {
-            let error = match count {
-                0..=1 => format!("{error:#}"),
-                _ => format!("operation {}: {error:#}", index + 1),
-            };
-            Response::json(409, &json!({ "error": error, "operation": index }))
-        }
-    }
+/// Returns the answer to a transaction of `count` operations of which the one at `index` failed.
+pub(crate) fn refused(status: u16, count: usize, index: usize, error: &dyn Display) -> Response {
+    let error = match count {
+        0..=1 => format!("{error:#}"),
+        _ => format!("operation {}: {error:#}", index + 1),
+    };
+    Response::json(status, &json!({ "error": error, "operation": index }))
 }
 
 /// Returns the published ports as JSON, in the order in which they were published; an entry for

@@ -189,11 +189,12 @@ impl Fields {
 
     /// Returns true if the field is `false`, which disables all that it stands for.
     pub fn is_off(&mut self, name: &'static str) -> bool {
-        let is_off = self.map.get(name) == Some(&Value::Bool(false));
-        if is_off {
-            self.take(name);
-        }
-        is_off
+        self.take_if(name, &Value::Bool(false))
+    }
+
+    /// Returns true if the field is `"auto"`, which leaves the value to the network.
+    pub fn is_automatic(&mut self, name: &'static str) -> bool {
+        self.take_if(name, &"auto".into())
     }
 
     /// Returns the remaining fields as an object.
@@ -230,6 +231,15 @@ impl Fields {
             },
         };
         Err(self.wrong(name, format!("unknown key '{name}'{hint}")))
+    }
+
+    /// Takes a field if it has this value.
+    fn take_if(&mut self, name: &'static str, value: &Value) -> bool {
+        let has_it = self.map.get(name) == Some(value);
+        if has_it {
+            self.take(name);
+        }
+        has_it
     }
 
     fn take(&mut self, name: &'static str) -> Option<Value> {

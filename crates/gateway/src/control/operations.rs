@@ -9,7 +9,10 @@
 //! - `{"del": NAME}`
 //! - `{"set": NAME, SETTINGS}`
 //! - `{"add-lease": {CLIENT, ...}}`, where `CLIENT` is one of `"port": NAME`, `"mac": MAC`,
-//!   `"client-id": HEX` and `"duid": HEX`, with some of `"ipv4"`, `"ipv6"` and `"name"`.
+//!   `"client-id": HEX` and `"duid": HEX`, with some of `"ipv4"`, `"ipv6"` and `"name"`. An address
+//!   `"auto"` is chosen by the network. `"name-if-free"` instead of `"name"` is left out if another
+//!   guest has it. `"station": MAC` says that the guest at the port has this link-layer address and
+//!   is configured with the addresses.
 //! - `{"del-lease": {CLIENT}}`
 //! - `{"publish": GUEST, "tcp": SPEC, "udp": SPEC}`: one of the two is enough, and each may be a
 //!   list. With `"if-absent": true`, ports that are published already and lead there stay.
@@ -37,6 +40,7 @@ use towpath_io::namespace::listening::ephemeral_ports;
 use towpath_net::switch::vlan::{Vid, VlanSet};
 use towpath_net::switch::{PortVlans, Prefix, Role, StormRates};
 use towpath_net::vxlan::{VNI_MAX, Vni, remotes};
+use towpath_net::wire::MacAddr;
 use towpath_packet::tokens::DEPTH_MAX;
 
 use super::egress;
@@ -48,7 +52,7 @@ use crate::network::{
     QUEUE_LEN_MAX, VxlanSettings,
 };
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
-use crate::services::{Guest, StaticLease};
+use crate::services::{Automatic, Guest, StaticLease};
 
 /// Most operations of a transaction, during which the worker moves no packets.
 pub const OPERATIONS_MAX: usize = 128;
@@ -103,7 +107,7 @@ pub fn operation(mut fields: Fields) -> Result<Operation, Wrong> {
         fields.forget_known();
         Operation::Set(name, change(&mut fields)?)
     } else if let Some(lease) = fields.fields("add-lease")? {
-        Operation::AddLease(static_lease(lease)?)
+        added_lease(lease)?
     } else if let Some(mut lease) = fields.fields("del-lease")? {
         let guest = guest(&mut lease)?;
         lease.finish()?;
@@ -282,9 +286,34 @@ pub fn static_lease(mut fields: Fields) -> Result<StaticLease, Wrong> {
         ipv4: fields.parsed("ipv4")?,
         ipv6: fields.parsed("ipv6")?,
         name: fields.parsed("name")?,
+        station: None,
     };
     fields.finish()?;
     Ok(lease)
+}
+
+/// Parses a static lease of which the network may choose parts.
+fn added_lease(mut fields: Fields) -> Result<Operation, Wrong> {
+    let (ipv4, ipv6) = (fields.is_automatic("ipv4"), fields.is_automatic("ipv6"));
+    let name = fields.parsed("name-if-free")?;
+    let station = fields.parsed_by("station", station)?;
+    if station.is_some() && !fields.has("port") {
+        return Err(fields.all_wrong("'station' needs 'port', the name of the guest's port"));
+    }
+    if name.is_some() && fields.has("name") {
+        return Err(fields.all_wrong("expected one of 'name' and 'name-if-free'"));
+    }
+    let auto = Automatic { ipv4, ipv6, name: name.is_some() };
+    let lease = static_lease(fields)?;
+    Ok(Operation::AddLease(StaticLease { name: name.or(lease.name), station, ..lease }, auto))
+}
+
+fn station(text: &str) -> Result<MacAddr, String> {
+    let mac: MacAddr = text.parse().map_err(|error| format!("{error}"))?;
+    match mac.is_unicast() {
+        true => Ok(mac),
+        false => Err("expected the address of one station".to_owned()),
+    }
 }
 
 /// Parses the ports of the host to publish for a guest: lists of specifications for TCP and UDP.
@@ -604,6 +633,31 @@ mod tests {
             (json!({ "del-lease": { "port": "a", "ipv4": "10.0.2.9" } }), "unknown key 'ipv4'"),
         ] {
             let error = read(&wrong).unwrap_err();
+            assert!(error.message.contains(why), "{wrong}: {error}");
+        }
+    }
+
+    /// Goal: the network chooses only what it is asked to choose, and a station is one of a port.
+    #[test]
+    fn leases_leave_parts_to_the_network() {
+        let of = |lease: Value| read(&json!({ "add-lease": lease }));
+        let mac = "02:00:00:00:00:01";
+        let Operation::AddLease(lease, auto) =
+            of(json!({ "port": "a", "station": mac, "ipv6": "auto", "name-if-free": "b" }))
+                .unwrap()
+        else {
+            panic!("another operation")
+        };
+        assert_eq!((lease.ipv4, lease.ipv6, lease.station), (None, None, mac.parse().ok()));
+        assert_eq!(lease.name.unwrap().as_str(), "b");
+        assert_eq!(auto, Automatic { ipv4: false, ipv6: true, name: true });
+        for (wrong, why) in [
+            (json!({ "port": "a", "ipv4": "automatic" }), "'automatic'"),
+            (json!({ "mac": mac, "station": mac }), "'station' needs 'port'"),
+            (json!({ "port": "a", "station": "03:00:00:00:00:01" }), "the address of one station"),
+            (json!({ "port": "a", "name": "a", "name-if-free": "b" }), "'name' and 'name-if-free'"),
+        ] {
+            let error = of(wrong.clone()).unwrap_err();
             assert!(error.message.contains(why), "{wrong}: {error}");
         }
     }

@@ -85,7 +85,7 @@ pub enum ControlEvent {
         port: String,
         /// Its link-layer address.
         mac: MacAddr,
-        /// Its leased IP addresses.
+        /// IP addresses that it has leased, or is configured with by a static lease.
         addresses: Vec<IpAddr>,
         /// It has a static lease.
         is_fixed: bool,
@@ -215,6 +215,7 @@ struct Local {
 struct Versions {
     stations: u64,
     leases: (u64, u64),
+    static_leases: (usize, usize),
     ports: u64,
 }
 
@@ -425,6 +426,7 @@ impl Subscriber {
         let versions = Versions {
             stations: switch.station_changes(),
             leases: (counters.acks, ends),
+            static_leases: services.map(Services::static_changes).unwrap_or_default(),
             ports: switch.generation(),
         };
         self.is_behind |= self.compared != Some(versions);
@@ -552,6 +554,20 @@ impl Subscriber {
                 }
             }
         }
+        for (mac, lease, is_held) in services.configured() {
+            for index in &in_default {
+                let key = (*index, mac);
+                if is_held && self.reported.contains_key(&key) {
+                    found.entry(key).or_default();
+                }
+                if let Some(local) = found.get_mut(&key) {
+                    // It may ask for them, too.
+                    local.addresses.retain(|leased| lease.addresses().all(|own| own != *leased));
+                    local.addresses.extend(lease.addresses());
+                    local.is_fixed = true;
+                }
+            }
+        }
         for ((_, mac), local) in found.iter_mut().filter(|((of, _), _)| in_default.contains(of)) {
             local.addresses.extend(services.brought(*mac, now));
         }
@@ -571,6 +587,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::network::{NetworkConfig, PortSettings, VxlanSettings, services_config};
+    use crate::services::{Guest, StaticLease};
 
     const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
     const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 20));
@@ -756,6 +773,49 @@ mod tests {
         rig.now += Duration::from_secs(500);
         rig.turn();
         assert_eq!(events(&control), [gone()]);
+    }
+
+    /// Goal: a guest that is configured with the address of its static lease is announced with it
+    /// from its first frame on, also when it is silent, until it is at another host.
+    #[test]
+    fn a_configured_station_is_announced_with_its_address() {
+        let mut rig = Rig::new();
+        rig.lease();
+        rig.now += Duration::from_secs(1000);
+        let control = rig.network.control_plane().expect("the first one");
+        rig.turn();
+        let IpAddr::V4(ipv4) = ADDRESS else { panic!("IPv4") };
+        let guest = Guest::Port("a".into());
+        let lease =
+            StaticLease { ipv4: Some(ipv4), station: Some(MAC), ..StaticLease::of(guest.clone()) };
+        let services = rig.network.services.as_mut().expect("they are set");
+        services.add_static_lease(lease, rig.now).expect("it is free");
+        rig.turn();
+        assert_eq!(events(&control), [tunnel("v")]);
+        rig.send_broadcast();
+        rig.turn();
+        rig.turn();
+        let fixed = || {
+            let addresses = vec![ADDRESS];
+            ControlEvent::Found { port: "v".into(), mac: MAC, addresses, is_fixed: true }
+        };
+        assert_eq!(events(&control), [fixed()]);
+        rig.now += Duration::from_secs(500);
+        rig.turn();
+        assert_eq!(rig.network.switch.stations(rig.now).count(), 0, "it has aged");
+        assert_eq!(events(&control), []);
+        control.change("v", Change::AddStation { mac: MAC, remote: remote(2) }).expect("room");
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [gone()]);
+        rig.send_broadcast();
+        rig.turn();
+        rig.turn();
+        assert_eq!(events(&control), [fixed()]);
+        let services = rig.network.services.as_mut().expect("they are set");
+        services.remove_static_lease(&guest).expect("it is there");
+        rig.turn();
+        assert_eq!(events(&control), [found(&[])]);
     }
 
     /// Goal: a guest that has moved to another host is not held here, neither by the switch nor by

@@ -17,7 +17,7 @@ use super::{Attachment, Bandwidth, Network, PortError, PortSettings, WorkersErro
 use crate::egress::policy::Policy;
 use crate::flows::{StartError, UndoPort};
 use crate::publish::PortChange;
-use crate::services::{Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
+use crate::services::{Automatic, Checkpoint, Guest, Services, StaticLease, StaticLeaseError};
 use crate::worker::Worker;
 
 /// One change of a network.
@@ -36,8 +36,8 @@ pub enum Operation {
     Del(String),
     /// Changes the port with this name.
     Set(String, Change),
-    /// Reserves an address for a guest, or gives it a name.
-    AddLease(StaticLease),
+    /// Reserves an address for a guest, or gives it a name, and chooses what is left open.
+    AddLease(StaticLease, Automatic),
     /// Ends a guest's static lease.
     DelLease(Guest),
     /// Publishes ports of the host for a guest, or unpublishes them.
@@ -270,8 +270,8 @@ impl Worker<Network> {
                 network.set_port(&name, change.apply_to(before.clone()))?;
                 done.push(Undo::Restore(name, before));
             }
-            Operation::AddLease(lease) => {
-                network.services_to_change(done)?.add_static_lease(lease, now)?
+            Operation::AddLease(lease, auto) => {
+                network.services_to_change(done)?.add_automatic_lease(lease, auto, now)?
             }
             Operation::Ports(_) if !network.has_gateway() => return Err(OperationError::NoGateway),
             Operation::Ports(change) => {

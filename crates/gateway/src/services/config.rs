@@ -209,6 +209,40 @@ pub struct StaticLease {
     pub ipv6: Option<Ipv6Addr>,
     /// Its name, which overrides the name that it sends.
     pub name: Option<DomainName>,
+    /// Its link-layer address, if it is configured with the addresses and asks for none; only for
+    /// the guest at a port. It is announced to other hosts with them.
+    pub station: Option<MacAddr>,
+}
+
+impl StaticLease {
+    /// A lease that gives the guest nothing yet.
+    pub fn of(guest: Guest) -> Self {
+        Self { guest, ipv4: None, ipv6: None, name: None, station: None }
+    }
+
+    /// Returns its addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        [self.ipv4.map(IpAddr::from), self.ipv6.map(IpAddr::from)].into_iter().flatten()
+    }
+
+    /// Returns the link-layer address of its guest, if the lease says it.
+    pub(super) fn mac(&self) -> Option<MacAddr> {
+        match self.guest {
+            Guest::Mac(mac) => Some(mac),
+            _ => self.station,
+        }
+    }
+}
+
+/// What a static lease leaves to the network; by default nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Automatic {
+    /// The IPv4 address is chosen, if none is given.
+    pub ipv4: bool,
+    /// The IPv6 address is chosen, if none is given.
+    pub ipv6: bool,
+    /// The name is left out if another guest has it.
+    pub name: bool,
 }
 
 impl fmt::Display for Guest {
@@ -230,7 +264,7 @@ pub enum StaticLeaseError {
     #[error("a static lease needs ipv4, ipv6 or name")]
     Empty,
     /// The guest has a static lease already.
-    #[error("{0} already has a static lease")]
+    #[error("{0} already has a static lease; remove it first")]
     Exists(Guest),
     /// The guest has no static lease.
     #[error("{0} has no static lease")]
@@ -251,6 +285,23 @@ pub enum StaticLeaseError {
         /// Remaining time of that lease.
         seconds: u64,
     },
+    /// Another host announces the address for another station.
+    #[error("{address} is in use at another host, by {mac}")]
+    Announced {
+        /// The address.
+        address: IpAddr,
+        /// The station that has it.
+        mac: MacAddr,
+    },
+    /// The network has no addresses of this IP version to choose from.
+    #[error("the network leases no IPv{0} addresses; give one, or none")]
+    NoPool(u8),
+    /// All addresses of this IP version that may be chosen are in use.
+    #[error("all IPv{0} addresses that this host may lease are in use")]
+    Exhausted(u8),
+    /// It is not known yet which addresses other hosts have.
+    #[error("the other hosts of the network, and their addresses, are not known yet; try again")]
+    Settling,
     /// The name belongs to the network or to another guest.
     #[error("the name '{0}' is in use by the network or another guest")]
     Name(DomainName),

@@ -9,8 +9,8 @@ use towpath_net::time::Instant;
 use towpath_net::wire::MacAddr;
 
 use super::Services;
-use super::config::{Guest, STATIC_LEASES_MAX, StaticLease, StaticLeaseError};
-use super::leases::{Client, Leases, State};
+use super::config::{Automatic, Guest, STATIC_LEASES_MAX, StaticLease, StaticLeaseError};
+use super::leases::{Client, Leases, Refusal, State};
 use super::names::Names;
 use super::static_leases::StaticLeases;
 
@@ -55,8 +55,7 @@ impl Services {
         lease: StaticLease,
         now: Instant,
     ) -> Result<(), StaticLeaseError> {
-        let addresses = [lease.ipv4.map(IpAddr::from), lease.ipv6.map(IpAddr::from)];
-        if addresses == [None, None] && lease.name.is_none() {
+        if lease.addresses().next().is_none() && lease.name.is_none() {
             return Err(StaticLeaseError::Empty);
         }
         if self.static_leases.iter().count() >= STATIC_LEASES_MAX {
@@ -68,17 +67,42 @@ impl Services {
         if let Some(name) = lease.name.as_ref().filter(|name| self.names.is_given(name)) {
             return Err(StaticLeaseError::Name(name.clone()));
         }
-        for address in addresses.into_iter().flatten() {
-            self.check_static(address, &lease.guest, now)?;
+        for address in lease.addresses() {
+            self.check_static(address, &lease, now)?;
         }
-        for address in addresses.into_iter().flatten() {
+        for address in lease.addresses() {
             if let Some(leases) = self.leases_mut(address) {
                 leases.reserve(address);
+                lease.station.iter().for_each(|mac| leases.elsewhere.leased_here(*mac));
             }
         }
         let number = self.static_leases.add(lease.clone());
         self.names.give_guest(number, &lease);
         Ok(())
+    }
+
+    /// Adds a static lease after it chose what the lease leaves to the network: addresses as of
+    /// clients that ask for one, so of this host's share alone. The same guest gets the same
+    /// address if that is free.
+    ///
+    /// # Errors
+    /// [`StaticLeaseError`]; nothing was changed.
+    pub fn add_automatic_lease(
+        &mut self,
+        mut lease: StaticLease,
+        auto: Automatic,
+        now: Instant,
+    ) -> Result<(), StaticLeaseError> {
+        let versions =
+            [(auto.ipv4 && lease.ipv4.is_none(), 4), (auto.ipv6 && lease.ipv6.is_none(), 6)];
+        for (_, version) in versions.into_iter().filter(|(is_wanted, _)| *is_wanted) {
+            match self.choose_static(&lease, version, now)? {
+                IpAddr::V4(address) => lease.ipv4 = Some(address),
+                IpAddr::V6(address) => lease.ipv6 = Some(address),
+            }
+        }
+        lease.name.take_if(|name| auto.name && !self.names.is_free(name, now));
+        self.add_static_lease(lease, now)
     }
 
     /// Ends a static lease, which frees its address and its name. A guest that has the address gets
@@ -116,6 +140,19 @@ impl Services {
         let Checkpoint { static_leases, names, leases_v4, leases_v6 } = checkpoint;
         (self.static_leases, self.names) = (static_leases, names);
         (self.leases_v4, self.leases_v6) = (leases_v4, leases_v6);
+    }
+
+    /// Returns the stations that are configured with the addresses of their static leases, and
+    /// whether the lease holds its station here, also if that is silent: until it moves to another
+    /// host. Stations whose ports are not there are left out.
+    pub fn configured(&self) -> impl Iterator<Item = (MacAddr, &StaticLease, bool)> {
+        let all = self.static_leases.configured();
+        all.map(|(mac, lease, _)| (mac, lease, self.static_leases.is_here(mac)))
+    }
+
+    /// Returns numbers that change with the static leases.
+    pub fn static_changes(&self) -> (usize, usize) {
+        self.static_leases.changes()
     }
 
     /// Returns the static leases, in the order in which they were added.
@@ -204,10 +241,26 @@ impl Services {
         addresses.into_iter().find(|address| address.is_ipv4() == is_ipv4)
     }
 
+    /// Chooses an address of an IP version for the guest of a static lease.
+    fn choose_static(
+        &self,
+        lease: &StaticLease,
+        version: u8,
+        now: Instant,
+    ) -> Result<IpAddr, StaticLeaseError> {
+        let leases = if version == 4 { &self.leases_v4 } else { &self.leases_v6 };
+        let leases = leases.as_ref().ok_or(StaticLeaseError::NoPool(version))?;
+        let client = Client::Identifier(lease.guest.to_string().into_bytes().into());
+        leases.choose_static(&client, lease.mac(), now).map_err(|refusal| match refusal {
+            Refusal::Settling => StaticLeaseError::Settling,
+            _ => StaticLeaseError::Exhausted(version),
+        })
+    }
+
     fn check_static(
         &self,
         address: IpAddr,
-        guest: &Guest,
+        lease: &StaticLease,
         now: Instant,
     ) -> Result<(), StaticLeaseError> {
         let is_inside = match address {
@@ -221,14 +274,29 @@ impl Services {
         if leases.is_reserved(address) {
             return Err(StaticLeaseError::Taken(address));
         }
+        // It does not ask later, when they are known.
+        if lease.station.is_some() && !leases.elsewhere.is_settled() {
+            return Err(StaticLeaseError::Settling);
+        }
+        if let (Some(there), Some(here)) = (leases.elsewhere.announced(address), lease.mac())
+            && there != here
+        {
+            return Err(StaticLeaseError::Announced { address, mac: there });
+        }
         match leases.holder(address, now) {
-            Some(lease) if !self.static_leases.is_of(guest, lease) => Err(StaticLeaseError::Lent {
-                address,
-                mac: lease.mac,
-                seconds: lease.until.since(now).as_secs(),
-            }),
+            Some(lent) if !self.static_leases.is_of(&lease.guest, lent) => {
+                Err(StaticLeaseError::Lent {
+                    address,
+                    mac: lent.mac,
+                    seconds: lent.until.since(now).as_secs(),
+                })
+            }
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn leases_of(&self, address: IpAddr) -> Option<&Leases> {
+        if address.is_ipv4() { self.leases_v4.as_ref() } else { self.leases_v6.as_ref() }
     }
 
     pub(super) fn leases_mut(&mut self, address: IpAddr) -> Option<&mut Leases> {

@@ -10,6 +10,7 @@ use towpath_net::vxlan::remotes::Change;
 use towpath_net::wire::MacAddr;
 
 use super::Services;
+use super::config::StaticLease;
 use super::leases::{Lease, Leases, State};
 
 /// An address that guests of two hosts lease, as after hosts had lost each other.
@@ -70,14 +71,8 @@ impl Services {
                 self.families().for_each(|leases| leases.elsewhere.drop_host(host, until));
             }
             Change::AddAddress { address, mac } => {
-                let leases = self.leases_mut(address)?;
-                let conflict = leases.elsewhere.bind(address, mac, now).then(|| {
-                    let is_other = |lease: &&Lease| lease.state == State::Bound && lease.mac != mac;
-                    let lease = leases.holder(address, now).filter(is_other)?;
-                    let (port, is_lost) = (lease.port?, leases.is_lost(address, lease));
-                    Some(Conflict { address, port, here: lease.mac, there: mac, is_lost })
-                });
-                let conflict = conflict.flatten();
+                let is_new = self.leases_mut(address)?.elsewhere.bind(address, mac, now);
+                let conflict = is_new.then(|| self.conflict(address, mac, now)).flatten();
                 self.counters.conflicts += u64::from(conflict.is_some());
                 return conflict;
             }
@@ -89,18 +84,20 @@ impl Services {
         None
     }
 
-    /// Returns those of the stations that have a lease at a port of this host. Walks all leases.
+    /// Returns those of the stations that a lease holds at a port of this host. Walks all leases.
     pub fn leased_here(&self, stations: &HashSet<MacAddr>, now: Instant) -> Vec<MacAddr> {
         let all = [&self.leases_v4, &self.leases_v6].into_iter().flatten();
         let bound = all.flat_map(|leases| leases.bound(now)).map(|(_, lease)| lease);
-        let here = bound.filter(|lease| lease.port.is_some() && stations.contains(&lease.mac));
-        here.map(|lease| lease.mac).collect()
+        let leased = bound.filter(|lease| lease.port.is_some()).map(|lease| lease.mac);
+        let held = self.configured().filter(|(.., is_held)| *is_held).map(|(mac, ..)| mac);
+        leased.chain(held).filter(|mac| stations.contains(mac)).collect()
     }
 
     /// These stations have moved to other hosts. Their leases continue without a port, as after
     /// [`Self::forget_port`], so that nothing holds the stations here.
     pub fn moved_away(&mut self, stations: &HashSet<MacAddr>) {
         self.families().for_each(|leases| leases.forget_stations(stations));
+        self.static_leases.forget_stations(stations);
         self.counters.moved_away += stations.len() as u64;
         self.changed = true;
     }
@@ -112,10 +109,29 @@ impl Services {
         let brought = |leases: &Leases| -> Vec<IpAddr> {
             let brought: Vec<IpAddr> = leases.elsewhere.brought(mac, now).collect();
             // Few stations have any, and only theirs are searched for.
-            let has_lease = !brought.is_empty() && leases.bound(now).any(|(_, of)| of.mac == mac);
-            if has_lease { Vec::new() } else { brought }
+            let has_lease = || {
+                leases.bound(now).any(|(_, of)| of.mac == mac)
+                    || self.configured().any(|(station, ..)| station == mac)
+            };
+            if !brought.is_empty() && has_lease() { Vec::new() } else { brought }
         };
         all.flat_map(brought).collect()
+    }
+
+    /// Returns the conflict of a guest of this host with the station of another one that has its
+    /// address.
+    fn conflict(&self, address: IpAddr, there: MacAddr, now: Instant) -> Option<Conflict> {
+        let has_it =
+            |(_, lease, _): &(_, &StaticLease, _)| lease.addresses().any(|own| own == address);
+        if let Some((here, _, port)) = self.static_leases.configured().find(has_it) {
+            let conflict = Conflict { address, port, here, there, is_lost: false };
+            return (here != there).then_some(conflict);
+        }
+        let leases = self.leases_of(address)?;
+        let is_other = |lease: &&Lease| lease.state == State::Bound && lease.mac != there;
+        let lease = leases.holder(address, now).filter(is_other)?;
+        let (port, is_lost) = (lease.port?, leases.is_lost(address, lease));
+        Some(Conflict { address, port, here: lease.mac, there, is_lost })
     }
 
     fn families(&mut self) -> impl Iterator<Item = &mut Leases> {

@@ -149,7 +149,7 @@ impl Leases {
             return if is_elsewhere { Err(Refusal::Elsewhere) } else { Ok(fixed) };
         }
         self.make_room(asker.port, now)?;
-        if let Some(brought) = self.brought(asker, wanted, now) {
+        if let Some(brought) = self.brought(asker.mac, wanted, now) {
             return Ok(brought);
         }
         let is_held = |address| self.elsewhere.holder(address, now).is_some();
@@ -159,13 +159,22 @@ impl Leases {
         {
             return Ok(had);
         }
-        if !self.elsewhere.is_settled() {
-            return Err(Refusal::Settling);
+        self.choose_new(&asker.client, wanted, now)
+    }
+
+    /// Returns an address to reserve for `client`, whose station may be known: the one that its
+    /// station had at a host that does not announce it any more, else any.
+    pub(super) fn choose_static(
+        &self,
+        client: &Client,
+        station: Option<MacAddr>,
+        now: Instant,
+    ) -> Result<IpAddr, Refusal> {
+        let brought = station.and_then(|mac| self.brought(mac, None, now));
+        match brought.filter(|address| self.elsewhere.announced(*address).is_none()) {
+            Some(brought) => Ok(brought),
+            None => self.choose_new(client, None, now),
         }
-        if let Some(wanted) = wanted.filter(|wanted| self.may_give(*wanted, now)) {
-            return Ok(wanted);
-        }
-        self.any(&asker.client, now).ok_or(Refusal::Exhausted)
     }
 
     /// Returns true if `asker` has `address`, or may have it although there is no record: the table
@@ -178,16 +187,32 @@ impl Leases {
         }
     }
 
-    /// Returns the address that the asker's station had at another host, `wanted` if it is one of
-    /// several. It need not be in the pool, which hosts may have divided.
-    fn brought(&self, asker: &Asker, wanted: Option<IpAddr>, now: Instant) -> Option<IpAddr> {
+    /// Returns an address for a client that has none: `wanted`, else any.
+    fn choose_new(
+        &self,
+        client: &Client,
+        wanted: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<IpAddr, Refusal> {
+        if !self.elsewhere.is_settled() {
+            return Err(Refusal::Settling);
+        }
+        if let Some(wanted) = wanted.filter(|wanted| self.may_give(*wanted, now)) {
+            return Ok(wanted);
+        }
+        self.any(client, now).ok_or(Refusal::Exhausted)
+    }
+
+    /// Returns the address that a station had at another host, `wanted` if it is one of several. It
+    /// need not be in the pool, which hosts may have divided.
+    fn brought(&self, mac: MacAddr, wanted: Option<IpAddr>, now: Instant) -> Option<IpAddr> {
         let may_have = |address: &IpAddr| {
             let lease = self.by_address.get(address).filter(|lease| lease.until > now);
             address.is_ipv4() == self.first.is_ipv4()
                 && !self.reserved.contains(address)
-                && lease.is_none_or(|lease| lease.mac == asker.mac && lease.port.is_none())
+                && lease.is_none_or(|lease| lease.mac == mac && lease.port.is_none())
         };
-        let of_station = || self.elsewhere.of(asker.mac, now).filter(may_have);
+        let of_station = || self.elsewhere.of(mac, now).filter(may_have);
         of_station().find(|address| Some(*address) == wanted).or_else(|| of_station().next())
     }
 

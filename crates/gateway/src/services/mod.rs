@@ -39,9 +39,9 @@ use towpath_net::wire::{MacAddr, icmpv6};
 use towpath_packet::{Burst, Packet};
 
 pub use config::{
-    Config, ConfigError, DNS_MAX, Disabled, Guest, Ipv4, Ipv6, LEASE_TIME_DEFAULT, LEASE_TIME_MAX,
-    LEASE_TIME_MIN, LEASES_PER_PORT_DEFAULT, LEASES_PER_PORT_MAX, SEARCH_MAX, STATIC_LEASES_MAX,
-    StaticLease, StaticLeaseError,
+    Automatic, Config, ConfigError, DNS_MAX, Disabled, Guest, Ipv4, Ipv6, LEASE_TIME_DEFAULT,
+    LEASE_TIME_MAX, LEASE_TIME_MIN, LEASES_PER_PORT_DEFAULT, LEASES_PER_PORT_MAX, SEARCH_MAX,
+    STATIC_LEASES_MAX, StaticLease, StaticLeaseError,
 };
 
 use crate::bucket::Bucket;

@@ -83,8 +83,7 @@ impl Names {
         let Some(name) = &lease.name else { return };
         self.drop_name(name);
         self.give(name, Some(number), None);
-        let addresses = [lease.ipv4.map(IpAddr::from), lease.ipv6.map(IpAddr::from)];
-        for address in addresses.into_iter().flatten() {
+        for address in lease.addresses() {
             self.release(address);
             self.give(name, Some(number), Some(address));
         }
@@ -93,6 +92,13 @@ impl Names {
     /// Returns true if the configuration or a static lease gave the name.
     pub(super) fn is_given(&self, name: &DomainName) -> bool {
         self.by_name.get(name).is_some_and(|entry| matches!(entry.owner, Owner::Given(_)))
+    }
+
+    /// Returns true if no guest has the name.
+    pub(super) fn is_free(&self, name: &DomainName, now: Instant) -> bool {
+        let is_over =
+            |entry: &Entry| matches!(entry.owner, Owner::Station(..)) && entry.is_over(now);
+        self.by_name.get(name).is_none_or(is_over)
     }
 
     /// Removes a name.

@@ -1,6 +1,6 @@
 //! Static leases: guests with a reserved address or name, and how they are identified.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::wire::domain::DomainName;
 use towpath_net::wire::MacAddr;
@@ -15,6 +15,8 @@ pub(super) struct StaticLeases {
     leases: Vec<(usize, StaticLease)>,
     next_number: usize,
     ports: HashMap<u32, String>,
+    /// Configured stations that have moved to another host.
+    moved_away: HashSet<MacAddr>,
 }
 
 impl StaticLeases {
@@ -22,6 +24,7 @@ impl StaticLeases {
     pub(super) fn add(&mut self, lease: StaticLease) -> usize {
         let number = self.next_number;
         self.next_number += 1;
+        self.moved_away.retain(|mac| lease.station != Some(*mac));
         self.leases.push((number, lease));
         number
     }
@@ -29,7 +32,9 @@ impl StaticLeases {
     /// Removes the static lease of a guest.
     pub(super) fn remove(&mut self, guest: &Guest) -> Option<(usize, StaticLease)> {
         let at = self.leases.iter().position(|(_, lease)| lease.guest == *guest)?;
-        Some(self.leases.remove(at))
+        let (number, lease) = self.leases.remove(at);
+        self.moved_away.retain(|mac| lease.station != Some(*mac));
+        Some((number, lease))
     }
 
     pub(super) fn name_port(&mut self, port: u32, name: &str) {
@@ -50,6 +55,34 @@ impl StaticLeases {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &StaticLease> {
         self.leases.iter().map(|(_, lease)| lease)
+    }
+
+    /// Returns the stations that are configured with the addresses of their leases, and the port of
+    /// each. Those whose ports are not there are left out.
+    pub(super) fn configured(&self) -> impl Iterator<Item = (MacAddr, &StaticLease, u32)> {
+        let ports: HashMap<&str, u32> =
+            self.ports.iter().map(|(port, name)| (name.as_str(), *port)).collect();
+        self.iter().filter_map(move |lease| match &lease.guest {
+            Guest::Port(name) => Some((lease.station?, lease, *ports.get(name.as_str())?)),
+            _ => None,
+        })
+    }
+
+    /// Returns true unless the station has moved to another host.
+    pub(super) fn is_here(&self, station: MacAddr) -> bool {
+        !self.moved_away.contains(&station)
+    }
+
+    /// These stations have moved to other hosts: their leases do not hold them here.
+    pub(super) fn forget_stations(&mut self, stations: &HashSet<MacAddr>) {
+        let configured = self.configured().map(|(mac, ..)| mac);
+        let moved: Vec<_> = configured.filter(|mac| stations.contains(mac)).collect();
+        self.moved_away.extend(moved);
+    }
+
+    /// Returns numbers that change when a lease is added or removed.
+    pub(super) fn changes(&self) -> (usize, usize) {
+        (self.next_number, self.leases.len())
     }
 
     /// Returns the name that a guest was given, whatever name it sends.

@@ -288,10 +288,9 @@ fn static_leases_come_and_go() {
     let now = bench.now;
     let had = lease(&mut bench, vm(1), "vm1");
     let lease_of = |guest: Guest, ipv4: Option<Ipv4Addr>, name: Option<&str>| StaticLease {
-        guest,
         ipv4,
-        ipv6: None,
         name: name.map(|name| name.parse().unwrap()),
+        ..StaticLease::of(guest)
     };
     let port = |number: u8| Guest::Port(format!("port{number}"));
     let free = Ipv4Addr::new(10, 0, 2, 77);
@@ -313,7 +312,7 @@ fn static_leases_come_and_go() {
     add(port(1), Some(had), Some("web")).unwrap();
     add(port(2), Some(free), None).unwrap();
     for (guest, ipv4, name, expected) in [
-        (port(1), None, Some("other"), "port port1 already has a static lease"),
+        (port(1), None, Some("other"), "port port1 already has a static lease; remove it first"),
         (Guest::Mac(vm(3).1), Some(free), None, "in use by another guest"),
         (Guest::Mac(vm(3).1), None, Some("web"), "'web' is in use"),
     ] {
@@ -354,6 +353,31 @@ fn static_leases_come_and_go() {
     assert_ne!(lease(&mut bench, vm(2), "vm2"), free);
 }
 
+/// Goal: a static lease leaves out a name that another guest has, if it may, and otherwise takes
+/// it from a guest that only claimed it; an IP version that is not leased has nothing to choose.
+#[test]
+fn parts_of_a_static_lease_are_left_to_the_network() {
+    let mut bench = Bench::new(Config { ipv6: None, ..config() });
+    lease(&mut bench, vm(1), "web");
+    let now = bench.now;
+    let mut add = |port: &str, name: &str, auto| {
+        let guest = Guest::Port(port.to_owned());
+        let lease = StaticLease { name: name.parse().ok(), ..StaticLease::of(guest.clone()) };
+        bench.services.add_automatic_lease(lease, auto, now)?;
+        let mut added = bench.services.static_leases().filter(|lease| lease.guest == guest);
+        Ok(added.next().and_then(|lease| lease.name.as_ref().map(ToString::to_string)))
+    };
+    let auto = Automatic { ipv4: true, ipv6: false, name: true };
+    assert_eq!(add("a", "web", auto), Ok(None));
+    assert_eq!(add("b", "db", auto), Ok(Some("db".to_owned())));
+    assert_eq!(add("c", "db", auto), Ok(None));
+    let certain = Automatic { name: false, ..auto };
+    assert_eq!(add("d", "web", certain), Ok(Some("web".to_owned())));
+    let name = StaticLeaseError::Name("db".parse().unwrap());
+    assert_eq!(add("e", "db", certain), Err(name));
+    assert_eq!(add("e", "e", Automatic { ipv6: true, ..auto }), Err(StaticLeaseError::NoPool(6)));
+}
+
 /// Goal: the number of static leases is bounded.
 #[test]
 fn static_leases_are_bounded() {
@@ -361,7 +385,7 @@ fn static_leases_are_bounded() {
     for number in 0..=STATIC_LEASES_MAX {
         let guest = Guest::Port(number.to_string());
         let name = Some(format!("n{number}").parse().unwrap());
-        let lease = StaticLease { guest, ipv4: None, ipv6: None, name };
+        let lease = StaticLease { name, ..StaticLease::of(guest) };
         let added = bench.services.add_static_lease(lease, bench.now);
         assert_eq!(added.is_ok(), number < STATIC_LEASES_MAX);
     }

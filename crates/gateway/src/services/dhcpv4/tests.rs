@@ -260,10 +260,9 @@ fn rfc2131_4_3_5_inform() {
 #[test]
 fn static_leases() {
     let lease_of = |guest, last, name: &str| StaticLease {
-        guest,
         ipv4: Some([10, 0, 2, last].into()),
-        ipv6: None,
         name: Some(name.parse().unwrap()),
+        ..StaticLease::of(guest)
     };
     let mut bench = Bench::new(config());
     bench.services.name_port(1, "first");

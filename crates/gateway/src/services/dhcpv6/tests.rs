@@ -202,7 +202,7 @@ fn rfc8415_18_3_6_information() {
 fn static_leases_and_many_associations() {
     let address = |last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last);
     let lease_of =
-        |guest, last| StaticLease { guest, ipv4: None, ipv6: Some(address(last)), name: None };
+        |guest, last| StaticLease { ipv6: Some(address(last)), ..StaticLease::of(guest) };
     let mut bench = Bench::new(config());
     bench.services.name_port(1, "first");
     for lease in [

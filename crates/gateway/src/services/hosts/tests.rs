@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use super::super::config::{Automatic, Guest, StaticLease, StaticLeaseError};
 use super::super::testing::{Bench, GATEWAY, Vm, config, message, vm};
 use super::super::wire::dhcpv4::{Message, MessageType, option};
 use super::*;
@@ -194,12 +195,8 @@ fn a_conflict_ends_at_the_renewal() {
 fn a_static_lease_stays() {
     let mut bench = bench(1, &[2]);
     let address = Ipv4Addr::new(10, 0, 2, 200);
-    let lease_of = |vm: Vm| crate::services::StaticLease {
-        guest: crate::services::Guest::Mac(vm.1),
-        ipv4: Some(address),
-        ipv6: None,
-        name: None,
-    };
+    let lease_of =
+        |vm: Vm| StaticLease { ipv4: Some(address), ..StaticLease::of(Guest::Mac(vm.1)) };
     bench.services.add_static_lease(lease_of(vm(5)), bench.now).unwrap();
     assert_eq!(lease(&mut bench, vm(5)), address);
     let conflict = hear(&mut bench, announced(vm(1), address), false).expect("a conflict");
@@ -211,4 +208,93 @@ fn a_static_lease_stays() {
     assert_eq!(discover(&mut bench, vm(5)), None);
     hear(&mut bench, Change::DelAddress(address.into()), false);
     assert_eq!(lease(&mut bench, vm(5)), address);
+}
+
+/// Reserves an address for the guest at a port, which the network chooses unless it is given.
+fn attach(
+    bench: &mut Bench,
+    vm: Vm,
+    address: Option<Ipv4Addr>,
+) -> Result<Ipv4Addr, StaticLeaseError> {
+    let name = format!("port{}", vm.0);
+    bench.services.name_port(vm.0, &name);
+    let guest = Guest::Port(name);
+    let lease =
+        StaticLease { ipv4: address, station: Some(vm.1), ..StaticLease::of(guest.clone()) };
+    let auto = Automatic { ipv4: true, ..Automatic::default() };
+    bench.services.add_automatic_lease(lease, auto, bench.now)?;
+    let mut added = bench.services.static_leases().filter(|lease| lease.guest == guest);
+    Ok(added.next().and_then(|lease| lease.ipv4).expect("it has an address"))
+}
+
+fn detach(bench: &mut Bench, vm: Vm) {
+    bench.services.remove_static_lease(&Guest::Port(format!("port{}", vm.0))).unwrap();
+}
+
+/// Goal: addresses that are chosen for static leases are of the host's share, once it is known, as
+/// those of clients are. Together hosts reserve all addresses, and none twice, for the same guests.
+#[test]
+fn hosts_reserve_addresses_of_their_shares() {
+    let mut given: HashMap<Ipv4Addr, u8> = HashMap::new();
+    for number in [1, 2] {
+        let mut bench = Bench::new(config());
+        bench.services.share(host(number), true, true);
+        assert_eq!(attach(&mut bench, vm(0), None), Err(StaticLeaseError::Settling));
+        hear(&mut bench, Change::AddFlood(host(3 - number)), false);
+        bench.services.settle();
+        let leased = lease(&mut bench, vm(200));
+        given.insert(leased, number);
+        for guest in 0.. {
+            match attach(&mut bench, vm(guest), None) {
+                Ok(address) => assert_eq!(given.insert(address, number), None, "{address}"),
+                Err(error) => {
+                    assert_eq!(error, StaticLeaseError::Exhausted(4));
+                    break;
+                }
+            }
+        }
+    }
+    assert_eq!(given.len(), 90, "the pool of the configuration");
+}
+
+/// Goal: a guest that is attached again gets its address again, and a station that comes from
+/// another host the one that it had there, once that host has let it go.
+#[test]
+fn a_guest_that_is_attached_again_keeps_its_address() {
+    let mut bench = bench(1, &[2]);
+    let first = attach(&mut bench, vm(1), None).unwrap();
+    let second = attach(&mut bench, vm(2), None).unwrap();
+    detach(&mut bench, vm(1));
+    assert_ne!(attach(&mut bench, vm(3), None), Ok(second));
+    assert_eq!(attach(&mut bench, vm(1), None), Ok(first));
+
+    let elsewhere = Ipv4Addr::new(10, 0, 2, 200);
+    hear(&mut bench, announced(vm(4), elsewhere), false);
+    assert_ne!(attach(&mut bench, vm(4), None), Ok(elsewhere), "the other host has it");
+    detach(&mut bench, vm(4));
+    hear(&mut bench, Change::DelAddress(elsewhere.into()), false);
+    assert_eq!(attach(&mut bench, vm(4), None), Ok(elsewhere));
+    assert_eq!(bench.services.brought(vm(4).1, bench.now), [] as [IpAddr; 0]);
+}
+
+/// Goal: a given address need not be of the share. It is refused while another host announces it
+/// for another station, once that is known; and if both hosts give it in the same moment, that is a
+/// conflict.
+#[test]
+fn a_given_address_is_not_anothers() {
+    let mut new = Bench::new(config());
+    new.services.share(host(1), true, true);
+    let early = attach(&mut new, vm(1), Some(Ipv4Addr::new(10, 0, 2, 200)));
+    assert_eq!(early, Err(StaticLeaseError::Settling));
+    let mut bench = bench(1, &[2]);
+    let address = Ipv4Addr::new(10, 0, 2, 200);
+    hear(&mut bench, announced(vm(9), address), false);
+    let refused = StaticLeaseError::Announced { address: address.into(), mac: vm(9).1 };
+    assert_eq!(attach(&mut bench, vm(1), Some(address)), Err(refused));
+    assert_eq!(attach(&mut bench, vm(9), Some(address)), Ok(address), "its own");
+    detach(&mut bench, vm(9));
+    hear(&mut bench, Change::DelAddress(address.into()), false);
+    assert_eq!(attach(&mut bench, vm(1), Some(address)), Ok(address));
+    let conflict = hear(&mut bench, announced(vm(9), address), false).expect("a conflict");
+    assert_eq!((conflict.port, conflict.here, conflict.is_lost), (1, vm(1).1, false));
 }

@@ -150,7 +150,7 @@ fn a_name_has_one_owner() {
 fn given_names() {
     let guest = Guest::Port("first".into());
     let (ipv4, ipv6) = (Some([10, 0, 2, 20].into()), None);
-    let lease = StaticLease { guest, ipv4, ipv6, name: Some(name("db")) };
+    let lease = StaticLease { ipv4, ipv6, name: Some(name("db")), ..StaticLease::of(guest) };
     let mut names = Names::new(&config());
     names.give_guest(0, &lease);
     assert_eq!(ask(&mut names, "db.lan.example", TYPE::A, 0), found(&["10.0.2.20"]));

@@ -58,7 +58,7 @@ pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
     let mtu = member.settings.get("mtu").and_then(|mtu| mtu.as_u64()?.try_into().ok());
     let mtu = mtu.unwrap_or(description.mtu);
     let Some((path, name)) = interface else {
-        let addresses = network.add(&description, key, member, None)?;
+        let addresses = network.add(&description, key, mac, member, None)?;
         return Ok(Attached { mac, mtu, addresses, network: description });
     };
     let container = NetworkNamespace::open(path);
@@ -67,7 +67,7 @@ pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
         Error::new(error::ENVIRONMENT, format_args!("{error:#}"))
     })?;
     let tap = namespace::make(&container, name)?;
-    let addresses = network.add(&description, key, member, Some(tap.as_fd()))?;
+    let addresses = network.add(&description, key, mac, member, Some(tap.as_fd()))?;
     let settings = Settings { mac, mtu, addresses };
     match namespace::configure(&container, name, &settings) {
         Ok(addresses) => Ok(Attached { mac, mtu, addresses, network: description }),

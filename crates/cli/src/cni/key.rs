@@ -28,9 +28,6 @@ pub(super) struct Key {
     pub(super) port: String,
     /// The link-layer address of its interface, unless it is given another one.
     pub(super) mac: MacAddr,
-    /// Where the search for a free address begins: a container that is started again has the same
-    /// address if it is still free.
-    pub(super) seed: u64,
 }
 
 impl Prefix {
@@ -49,13 +46,12 @@ impl Prefix {
 
     /// Returns the key of a container at the interface `interface`.
     pub(super) fn key(&self, container: &str, interface: &str) -> Key {
-        let seed = hash(&[&self.0, container, interface]);
-        let [.., a, b, c, d, e] = seed.to_be_bytes();
+        let hash = hash(&[&self.0, container, interface]);
+        let [.., a, b, c, d, e] = hash.to_be_bytes();
         Key {
-            port: self.0.clone() + &digits(seed, CONTAINER_LEN),
+            port: self.0.clone() + &digits(hash, CONTAINER_LEN),
             // Locally administered, for one station.
             mac: MacAddr([0x02, a, b, c, d, e]),
-            seed,
         }
     }
 }

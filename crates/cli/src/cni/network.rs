@@ -1,32 +1,39 @@
 //! The running network, by its control socket: which addresses it has, and changes of it.
 //!
 //! A container is a port of the network with a static lease and published ports. They are added by
-//! one transaction, so the network has all of them or none. It also judges each change by itself:
-//! of two plugins that choose the same address, one is refused and chooses again.
+//! one transaction, so the network has all of them or none. The network chooses the addresses, as
+//! it alone knows those of its guests and of other hosts.
 
 use std::collections::{BTreeSet, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
 use towpath_gateway::control::operations;
 use towpath_gateway::network::{Bandwidth, NETWORK_PORTS_MAX};
 use towpath_gateway::services::wire::domain::DomainName;
+use towpath_net::wire::MacAddr;
 
 use super::error::{self, Error};
 use super::key::{Key, Prefix};
 use super::namespace::Address;
 use crate::control::{api, ask, instances, ports, published};
 
-/// Most attempts at a change that others may prevent: the network refuses one only if another
-/// plugin or a guest has changed it in the same moment.
-const ATTEMPTS_MAX: usize = 16;
+/// Most attempts to remove a container: the network refuses one only if something else of the
+/// container was removed in the same moment.
+const REMOVALS_MAX: usize = 16;
+/// Pause before a network that does not know the other hosts yet is asked again, and how often:
+/// longer than any network waits for them.
+const PAUSE: Duration = Duration::from_secs(1);
+const ATTEMPTS_MAX: usize = 75;
+/// The network cannot choose an address yet.
+const NOT_YET: u16 = 503;
 /// Settings of a port that bound its frames: from the container, and to it.
 pub(super) const BANDWIDTHS: [&str; 2] = ["bandwidth-out", "bandwidth-in"];
-/// Most addresses of a pool that are tried: as many as the network leases of it.
-const POOL_ADDRESSES_MAX: u128 = 4096;
 
 /// A running network.
 #[derive(Debug)]
@@ -49,8 +56,8 @@ pub(super) struct Version {
     pub(super) gateway: IpAddr,
     pub(super) prefix_len: u8,
     pub(super) dns: Vec<IpAddr>,
-    /// First and last address that are leased; `None`: guests form their own.
-    pub(super) pool: Option<(IpAddr, IpAddr)>,
+    /// Addresses are leased; otherwise guests form their own.
+    pub(super) is_leased: bool,
 }
 
 /// What a container is in the network.
@@ -139,44 +146,24 @@ impl Network {
         }
     }
 
-    /// Adds a container, whose TAP device is `tap`; returns its addresses. Nothing has changed if
-    /// this fails.
+    /// Adds a container, whose interface has the address `mac`, and whose TAP device is `tap`;
+    /// returns its addresses. A network that does not know the other hosts yet is waited for.
     pub(super) fn add(
         &self,
         description: &Description,
         key: &Key,
+        mac: MacAddr,
         member: &Member,
         tap: Option<BorrowedFd<'_>>,
     ) -> Result<Vec<Address>, Error> {
-        const LEASE: u64 = 0;
-        let mut tried = HashSet::new();
+        let operations = [lease(description, key, mac, member)?, add(key, member)];
+        let operations: Vec<_> =
+            operations.into_iter().chain(publish(key, &member.published)).collect();
         for attempt in 1.. {
-            let leases = ask::ask(&self.path, "GET", api::LEASES, None)?;
-            if all(&leases, "static").any(|lease| lease["port"] == key.port.as_str()) {
-                return Err(Error::new(
-                    error::REFUSED,
-                    "the container is attached at this interface already; detach it first",
-                ));
-            }
-            let addresses = choose(description, &leases, key, &member.addresses, &tried)?;
-            let mut lease = json!({ "port": key.port });
-            for one in &addresses {
-                let version = if one.address.is_ipv4() { "ipv4" } else { "ipv6" };
-                lease[version] = one.address.to_string().into();
-            }
-            if let Some(name) = member.name.as_deref().and_then(|name| free_name(name, &leases)) {
-                lease["name"] = name.as_str().into();
-            }
-            // The lease is the first operation.
-            let mut operations = vec![json!({ "add-lease": lease }), add(key, member)];
-            operations.extend(publish(key, &member.published));
-            match self.change(operations, tap)? {
-                Ok(()) => return Ok(addresses),
-                Err((LEASE, _))
-                    if attempt < ATTEMPTS_MAX && member.addresses.len() < addresses.len() =>
-                {
-                    tried.extend(addresses.iter().map(|one| one.address));
-                }
+            match self.change(&operations, tap)? {
+                Ok(answer) => return Ok(addresses(description, &answer)?),
+                Err((NOT_YET, _)) if attempt < ATTEMPTS_MAX => thread::sleep(PAUSE),
+                Err((NOT_YET, reason)) => return Err(Error::new(error::LATER, reason)),
                 Err((_, reason)) => return Err(Error::new(error::REFUSED, reason)),
             }
         }
@@ -190,9 +177,9 @@ impl Network {
             if operations.is_empty() {
                 return Ok(());
             }
-            match self.change(operations, None)? {
-                Ok(()) => return Ok(()),
-                Err(_) if attempt < ATTEMPTS_MAX => {}
+            match self.change(&operations, None)? {
+                Ok(_) => return Ok(()),
+                Err(_) if attempt < REMOVALS_MAX => {}
                 Err((_, reason)) => return Err(Error::new(error::REFUSED, reason)),
             }
         }
@@ -217,20 +204,17 @@ impl Network {
         self.state()?.check(port, addresses, member)
     }
 
-    /// Makes all changes or none. The inner error is the number of the operation that the network
-    /// has refused, and why.
+    /// Makes all changes or none. The inner error is the status of the network's answer, and why
+    /// it has refused.
     fn change(
         &self,
-        operations: Vec<Value>,
+        operations: &[Value],
         file: Option<BorrowedFd<'_>>,
-    ) -> anyhow::Result<Result<(), (u64, String)>> {
+    ) -> anyhow::Result<Result<Value, (u16, String)>> {
         let body = json!({ "operations": operations });
         match ask::exchange(&self.path, "POST", published::TRANSACTION, Some(&body), file)? {
-            (200, _) => Ok(Ok(())),
-            (_, value) => {
-                let operation = value["operation"].as_u64().unwrap_or(u64::MAX);
-                Ok(Err((operation, ask::reason(&value))))
-            }
+            (200, answer) => Ok(Ok(answer)),
+            (status, value) => Ok(Err((status, ask::reason(&value)))),
         }
     }
 
@@ -266,8 +250,7 @@ impl State {
         let lease = all(&self.leases, "static").find(|lease| lease["port"] == port);
         let lease = lease.cloned().unwrap_or_default();
         for address in addresses {
-            let version = if address.is_ipv4() { "ipv4" } else { "ipv6" };
-            if lease[version] != address.to_string() {
+            if lease[family(*address)] != address.to_string() {
                 return wrong(format!(
                     "{address} is not reserved for port {port} of the container"
                 ));
@@ -321,6 +304,62 @@ impl State {
     }
 }
 
+/// Returns the operation that reserves the container's addresses: the given ones, and others that
+/// the network chooses.
+fn lease(
+    description: &Description,
+    key: &Key,
+    mac: MacAddr,
+    member: &Member,
+) -> Result<Value, Error> {
+    let mut lease = json!({ "port": key.port, "station": mac.to_string() });
+    let mut given = member.addresses.clone();
+    for version in &description.versions {
+        let is_ipv4 = version.gateway.is_ipv4();
+        let own = given.iter().position(|address| address.is_ipv4() == is_ipv4);
+        let own = own.map(|at| given.remove(at).to_string());
+        let chosen = version.is_leased.then(|| "auto".to_owned());
+        if let Some(address) = own.or(chosen) {
+            lease[family(version.gateway)] = address.into();
+        }
+    }
+    if let Some(other) = given.first() {
+        return Err(Error::new(
+            error::CONFIGURATION,
+            format_args!(
+                "the address {other} cannot be used: the network lacks this IP version, or another \
+                 address of this version is given, too"
+            ),
+        ));
+    }
+    // Others are no names.
+    if let Some(name) = member.name.as_deref().and_then(|name| name.parse::<DomainName>().ok()) {
+        lease["name-if-free"] = name.as_str().into();
+    }
+    Ok(json!({ "add-lease": lease }))
+}
+
+/// Returns the addresses that the container has, as the network answered.
+fn addresses(description: &Description, answer: &Value) -> anyhow::Result<Vec<Address>> {
+    let lease = &answer["leases"][0];
+    let mut addresses = Vec::new();
+    for Version { gateway, prefix_len, .. } in &description.versions {
+        if let Some(text) = lease[family(*gateway)].as_str() {
+            let address =
+                text.parse().ok().filter(|one: &IpAddr| one.is_ipv4() == gateway.is_ipv4());
+            let address = address
+                .with_context(|| format!("the network has answered '{text}' for an address"))?;
+            addresses.push(Address { address, prefix_len: *prefix_len, gateway: *gateway });
+        }
+    }
+    Ok(addresses)
+}
+
+/// Returns the key of addresses of this IP version.
+fn family(address: IpAddr) -> &'static str {
+    if address.is_ipv4() { "ipv4" } else { "ipv6" }
+}
+
 /// Returns the operation that adds the port.
 fn add(key: &Key, member: &Member) -> Value {
     let mut add = Value::Object(member.settings.clone());
@@ -354,10 +393,7 @@ fn describe(value: &Value) -> Option<Description> {
             gateway: address(&version["gateway"])?,
             prefix_len: version["prefix-len"].as_u64()?.try_into().ok()?,
             dns: version["dns"].as_array()?.iter().map(address).collect::<Option<_>>()?,
-            pool: match &version["pool"] {
-                Value::Null => None,
-                pool => Some((address(&pool[0])?, address(&pool[1])?)),
-            },
+            is_leased: !version["pool"].is_null(),
         });
     }
     Some(Description {
@@ -372,78 +408,6 @@ fn describe(value: &Value) -> Option<Description> {
             search => search.as_array()?.iter().map(name).collect::<Option<_>>()?,
         },
     })
-}
-
-/// Returns an address of each IP version: the given one, or a free one that was not tried before.
-fn choose(
-    description: &Description,
-    leases: &Value,
-    key: &Key,
-    given: &[IpAddr],
-    tried: &HashSet<IpAddr>,
-) -> Result<Vec<Address>, Error> {
-    let texts = all(leases, "leases").map(|lease| &lease["address"]);
-    let fixed = all(leases, "static").flat_map(|lease| [&lease["ipv4"], &lease["ipv6"]]);
-    let mut taken: HashSet<IpAddr> =
-        texts.chain(fixed).filter_map(|text| text.as_str()?.parse().ok()).collect();
-    taken.extend(tried);
-    let mut addresses = Vec::new();
-    for version in &description.versions {
-        let Version { gateway, prefix_len, dns, pool } = version;
-        let own = given.iter().find(|address| address.is_ipv4() == gateway.is_ipv4());
-        let address = match (own, pool) {
-            (Some(address), _) => *address,
-            (None, None) => continue,
-            (None, Some(pool)) => {
-                taken.extend(dns.iter().chain([gateway]));
-                free(*pool, key.seed, &taken).ok_or_else(|| {
-                    let (first, last) = pool;
-                    Error::new(
-                        error::LATER,
-                        format_args!(
-                            "all addresses of the network from {first} to {last} are in use"
-                        ),
-                    )
-                })?
-            }
-        };
-        addresses.push(Address { address, prefix_len: *prefix_len, gateway: *gateway });
-    }
-    let is_of = |given: &&IpAddr| addresses.iter().any(|one| one.address == **given);
-    match given.iter().find(|given| !is_of(given)) {
-        None => Ok(addresses),
-        Some(other) => Err(Error::new(
-            error::CONFIGURATION,
-            format_args!(
-                "the address {other} cannot be used: the network lacks this IP version, or another \
-                 address of this version is given, too"
-            ),
-        )),
-    }
-}
-
-/// Returns an address of the pool that is not taken, beginning at a place that `seed` says.
-fn free((first, last): (IpAddr, IpAddr), seed: u64, taken: &HashSet<IpAddr>) -> Option<IpAddr> {
-    let number = |address| match address {
-        IpAddr::V4(address) => u128::from(Ipv4Addr::to_bits(address)),
-        IpAddr::V6(address) => Ipv6Addr::to_bits(address),
-    };
-    let count = number(last).checked_sub(number(first))?.saturating_add(1).min(POOL_ADDRESSES_MAX);
-    let at = |offset: u128| match first {
-        IpAddr::V4(first) => {
-            IpAddr::V4(Ipv4Addr::from_bits(first.to_bits().wrapping_add(offset as u32)))
-        }
-        IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from_bits(first.to_bits().wrapping_add(offset))),
-    };
-    let all = (0..count).map(|step| at((u128::from(seed) + step) % count));
-    all.into_iter().find(|address| !taken.contains(address))
-}
-
-/// Returns the name if it is valid and no guest has it.
-fn free_name(name: &str, leases: &Value) -> Option<DomainName> {
-    let name: DomainName = name.parse().ok()?;
-    let mut others = all(leases, "leases").chain(all(leases, "static"));
-    (!others.any(|lease| lease["name"] == name.as_str())).then_some(name)
 }
 
 /// Parses a bound of bandwidth, in settings or in a listing; `None` if it is none.
@@ -480,8 +444,8 @@ mod tests {
     fn descriptions() {
         let description = description();
         assert_eq!(description.mtu, 1500);
-        assert_eq!(description.versions[0].pool, Some((ip("10.0.2.16"), ip("10.0.2.19"))));
-        assert_eq!(description.versions[1].pool, None);
+        let leased: Vec<_> = description.versions.iter().map(|one| one.is_leased).collect();
+        assert_eq!(leased, [true, false]);
         // Without services.
         let bare = describe(&json!({ "mtu": 1400, "ipv4": null, "ipv6": null })).unwrap();
         assert_eq!((bare.mtu, bare.versions.len(), bare.search.len()), (1400, 0, 0));
@@ -496,50 +460,38 @@ mod tests {
         }
     }
 
-    /// Goal: an address of the pool that no guest has, wherever the search begins; given addresses
-    /// come before.
+    /// Goal: the network is asked for the given addresses and chooses the others, if it leases any
+    /// of that version; what it answers is what the container gets.
     #[test]
-    fn addresses_are_chosen() {
-        let leases = json!({
-            "leases": [{ "address": "10.0.2.16" }],
-            "static": [{ "port": "a", "ipv4": "10.0.2.19", "ipv6": null }],
-        });
-        let key = |seed| Key { seed, ..Prefix::of("lab").key("c1", "eth0") };
-        let chosen = |seed, given: &[IpAddr], tried: &[IpAddr]| {
-            let tried = tried.iter().copied().collect();
-            choose(&description(), &leases, &key(seed), given, &tried)
+    fn the_network_chooses_what_is_not_given() {
+        let key = Prefix::of("lab").key("c1", "eth0");
+        let mac = MacAddr([2, 0, 0, 0, 0, 9]);
+        let of = |given: &[&str], name: Option<&str>| {
+            let addresses = given.iter().map(|text| ip(text)).collect();
+            let name = name.map(str::to_owned);
+            let member = Member { addresses, name, ..Member::default() };
+            lease(&description(), &key, mac, &member).map(|mut lease| lease["add-lease"].take())
         };
-        for seed in [0, 1, 2, 3, u64::MAX] {
-            // .16 is leased, .18 is DNS, .19 is reserved; guests form their own IPv6 addresses.
-            let address =
-                Address { address: ip("10.0.2.17"), prefix_len: 24, gateway: ip("10.0.2.2") };
-            assert_eq!(chosen(seed, &[], &[]), Ok(vec![address]));
-        }
-        assert_eq!(chosen(0, &[], &[ip("10.0.2.17")]).unwrap_err().code, error::LATER);
-        let both = chosen(0, &[ip("fd00::9"), ip("10.0.2.200")], &[]).unwrap();
-        let both: Vec<_> = both.iter().map(|one| (one.address, one.prefix_len)).collect();
-        assert_eq!(both, [(ip("10.0.2.200"), 24), (ip("fd00::9"), 64)]);
-        let two = chosen(0, &[ip("10.0.2.200"), ip("10.0.2.201")], &[]).unwrap_err();
+        let station = mac.to_string();
+        assert_eq!(
+            of(&[], Some("web")).unwrap(),
+            json!({ "port": key.port, "station": station, "ipv4": "auto", "name-if-free": "web" })
+        );
+        assert_eq!(
+            of(&["fd00::9", "10.0.2.200"], Some("c d")).unwrap(),
+            json!({ "port": key.port, "station": station, "ipv4": "10.0.2.200", "ipv6": "fd00::9" })
+        );
+        let two = of(&["10.0.2.200", "10.0.2.201"], None).unwrap_err();
         assert!(two.message.contains("10.0.2.201 cannot be used"), "{two:?}");
-    }
 
-    #[test]
-    fn pools() {
-        let none = HashSet::new();
-        let one = (ip("fd00::"), ip("fd00::"));
-        assert_eq!(free(one, 7, &none), Some(ip("fd00::")));
-        assert_eq!(free((ip("10.0.0.2"), ip("10.0.0.1")), 0, &none), None);
-        let all = (ip("::"), ip("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"));
-        assert_eq!(free(all, u64::MAX, &none), Some(ip("::fff")));
-    }
-
-    #[test]
-    fn names_are_given_once() {
-        let leases = json!({ "leases": [{ "name": "a" }], "static": [{ "name": "b" }] });
-        for (name, is_free) in
-            [("a", false), ("B", false), ("c", true), ("", false), ("c d", false)]
-        {
-            assert_eq!(free_name(name, &leases).is_some(), is_free, "{name}");
+        let answered = |ipv4: &str| {
+            let answer = json!({ "applied": 2, "leases": [{ "ipv4": ipv4, "ipv6": null }] });
+            addresses(&description(), &answer)
+        };
+        let address = Address { address: ip("10.0.2.17"), prefix_len: 24, gateway: ip("10.0.2.2") };
+        assert_eq!(answered("10.0.2.17").unwrap(), [address]);
+        for wrong in ["10.0.2", "fd00::1"] {
+            assert!(answered(wrong).unwrap_err().to_string().contains(wrong));
         }
     }
 

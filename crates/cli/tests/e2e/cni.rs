@@ -11,9 +11,11 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use super::evpn::{Lab, wait_for};
 use super::support::{
     Family, Host, Namespace, Pattern, Process, Server, TOWPATH, Test, command, inside, retry, run,
 };
+use super::uplinks::Network;
 
 pub(crate) fn tests() -> Vec<Test> {
     vec![
@@ -21,6 +23,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("cni_of_ordinary_user", &["nsenter"], |host| containers(host, Owner::Other))
             .needs_root(),
         Test::new("cni_for_virtual_machines", &[], virtual_machines),
+        Test::new("cni_on_two_hosts", &["nsenter"], on_two_hosts).needs_root(),
         Test::new("netavark_plugin", &["nsenter"], netavark),
     ]
 }
@@ -43,7 +46,8 @@ const PUBLISHED: u16 = 8007;
 
 /// A network and the plugin.
 struct Engine {
-    towpath: Process,
+    /// The network, if this has started it.
+    towpath: Option<Process>,
     folder: PathBuf,
     control: String,
     plugin: PathBuf,
@@ -57,8 +61,7 @@ struct Container {
 
 impl Engine {
     fn start(host: &Host, owner: Owner, options: &[&str]) -> Self {
-        let folder = host.file("engine");
-        fs::create_dir(&folder).expect("a folder");
+        let folder = folder(host, "engine");
         for open in [host.file(""), folder.clone()] {
             run("chmod", ["755", open.to_str().expect("text")]);
         }
@@ -77,11 +80,19 @@ impl Engine {
         words.extend(options);
         let mut up = command(words[0], &words[1..]);
         up.env("XDG_RUNTIME_DIR", &folder);
-        let towpath = Process::start(up);
+        let towpath = Some(Process::start(up));
         let engine = Self { towpath, folder, control, plugin };
         retry("the control socket", || Path::new(&engine.control).exists().then_some(()));
         retry("the network", || engine.call("STATUS", None, json!({})).is_ok().then_some(()));
         engine
+    }
+
+    /// An engine beside a network that runs.
+    fn of(host: &Host, name: &str, control: String) -> Self {
+        let folder = folder(host, name);
+        let plugin = folder.join("towpath-cni");
+        symlink(TOWPATH, &plugin).expect("a link");
+        Self { towpath: None, folder, control, plugin }
     }
 
     /// Starts the plugin with more keys in its configuration; returns its answer, or its error.
@@ -132,9 +143,16 @@ impl Engine {
     }
 
     fn end(self) {
-        self.towpath.signal(Signal::TERM);
-        self.towpath.finish().success();
+        let towpath = self.towpath.expect("it was started");
+        towpath.signal(Signal::TERM);
+        towpath.finish().success();
     }
+}
+
+fn folder(host: &Host, name: &str) -> PathBuf {
+    let folder = host.file(name);
+    fs::create_dir(&folder).expect("a folder");
+    folder
 }
 
 impl Container {
@@ -158,8 +176,11 @@ impl Container {
     }
 
     fn reaches(&self, address: &str) {
-        let ping = self.run("ping", ["-c", "1", "-W", "60", "-q", address]);
-        assert!(ping.contains(" 1 received"), "{ping}");
+        retry(&format!("an answer of {address}"), || {
+            let ping = ["-c", "1", "-W", "2", "-q", address];
+            let output = self.namespace.run(|| command("ping", ping).output().expect("ping"));
+            output.status.success().then_some(())
+        });
     }
 }
 
@@ -247,8 +268,7 @@ fn containers(host: &mut Host, owner: Owner) {
     let (folder, control, plugin) =
         (engine.folder.clone(), engine.control.clone(), engine.plugin.clone());
     engine.end();
-    let ended =
-        Engine { towpath: Process::start(command("true", [""; 0])), folder, control, plugin };
+    let ended = Engine { towpath: None, folder, control, plugin };
     ended.call("DEL", Some(&one), json!({})).expect("a success");
     assert_eq!(ended.call("STATUS", None, json!({})).expect_err("a failure")["code"], 50);
 }
@@ -339,6 +359,43 @@ fn virtual_machines(host: &mut Host) {
     assert!(!Path::new(&socket).exists());
     engine.assert_empty();
     engine.end();
+}
+
+/// Goal: containers of two hosts that share a range have different addresses, of which both hosts
+/// know, and reach each other. An address that a container of the other host has is refused.
+/// Method: both have one name, from which follow the ports' names and so the first addresses that
+/// are tried; the first one is attached before the hosts know each other.
+fn on_two_hosts(host: &mut Host) {
+    let lab = Lab::new(host);
+    let [first, second] = [11, 12].map(|number| lab.join(number));
+    let networks = [(&first, 11, 12), (&second, 12, 11)].map(|host| lab.beside("", host, ""));
+    let engines =
+        [11, 12].map(|number| Engine::of(host, &format!("engine{number}"), lab.control(number)));
+    let containers = [Container::new("one"), Container::new("one")];
+    let stations = ["02:00:00:00:00:11", "02:00:00:00:00:12"];
+    let addresses = [0, 1].map(|at| {
+        let runtime = json!({ "runtimeConfig": { "mac": stations[at] } });
+        let result = engines[at].call("ADD", Some(&containers[at]), runtime).expect("a success");
+        address(&result, 0).to_owned()
+    });
+    assert_ne!(addresses[0], addresses[1]);
+    for (at, other) in [(0, 1), (1, 0)] {
+        containers[at].reaches(&addresses[other]);
+        let (station, there) = (stations[other], 11 + other);
+        let known = format!("station {station} VNI 100 at 192.0.2.{there} {}", addresses[other]);
+        wait_for(&networks[at], "evpn", &[&known]);
+    }
+    let (two, taken) =
+        (Container::new("two"), json!({ "runtimeConfig": { "ips": [addresses[1]] } }));
+    let refused = engines[0].call("ADD", Some(&two), taken).expect_err("a failure");
+    let why = format!("{} is in use at another host, by {}", addresses[1], stations[1]);
+    assert!(refused["msg"].as_str().expect("a text").contains(&why), "{refused}");
+    assert_eq!(refused["code"], 101);
+    for (engine, container) in engines.iter().zip(&containers) {
+        engine.call("DEL", Some(container), json!({})).expect("a success");
+        assert_eq!(engine.listed("leases"), "");
+    }
+    networks.into_iter().for_each(Network::end);
 }
 
 /// Goal: netavark's calls attach and detach a container.

@@ -106,13 +106,13 @@ table netdev loss {
 ";
 
 /// A switch between hosts, with a reflector at 192.0.2.1.
-struct Lab<'a> {
+pub(super) struct Lab<'a> {
     host: &'a Host,
     fabric: Namespace,
 }
 
 impl<'a> Lab<'a> {
-    fn new(host: &'a Host) -> Self {
+    pub(super) fn new(host: &'a Host) -> Self {
         let fabric = Namespace::new();
         fabric.run(|| {
             batch(
@@ -124,7 +124,7 @@ impl<'a> Lab<'a> {
     }
 
     /// Adds a host with the address 192.0.2.NUMBER.
-    fn join(&self, number: u8) -> Namespace {
+    pub(super) fn join(&self, number: u8) -> Namespace {
         let there = Namespace::new();
         let holder = there.holder();
         self.fabric.run(|| {
@@ -157,6 +157,25 @@ impl<'a> Lab<'a> {
         self.start(settings, there, number, &format!("neighbors = [\"192.0.2.1\"]\n{more}"))
     }
 
+    /// Starts towpath on a host whose neighbour is another host, without a reflector.
+    pub(super) fn beside(
+        &self,
+        settings: &str,
+        (there, number, other): (&Namespace, u8, u8),
+        more: &str,
+    ) -> Network<'a> {
+        let evpn = format!(
+            "neighbors = [\"192.0.2.{other}\"]\nlisten = \"192.0.2.{number}:1790\"\nport = 1790\n\
+             {more}"
+        );
+        self.start(settings, there, number, &evpn)
+    }
+
+    /// The control socket of the towpath of a host.
+    pub(super) fn control(&self, number: u8) -> String {
+        self.host.file(&format!("net{number}.control")).to_str().expect("plain text").to_owned()
+    }
+
     /// Starts towpath with these settings of its network and of EVPN.
     fn start(&self, settings: &str, there: &Namespace, number: u8, evpn: &str) -> Network<'a> {
         let text = format!(
@@ -166,7 +185,8 @@ impl<'a> Lab<'a> {
         );
         let file = self.host.write(&format!("net{number}.toml"), text);
         let file = file.to_str().expect("plain text").to_owned();
-        Network::start_in(self.host, Some(there), &[file], &format!("tap{number}"))
+        let arguments = [file, format!("--control-socket={}", self.control(number))];
+        Network::start_in(self.host, Some(there), &arguments, &format!("tap{number}"))
     }
 
     /// Drops every hundredth packet that a host gets. Its kernel sends datagrams one by one, so
@@ -287,7 +307,7 @@ fn mac_of(machine: &Machine) -> String {
     words.nth(1).expect("an Ethernet device").to_owned()
 }
 
-fn wait_for(network: &Network<'_>, what: &str, texts: &[&str]) {
+pub(super) fn wait_for(network: &Network<'_>, what: &str, texts: &[&str]) {
     retry(&format!("{texts:?} in ls {what}"), || {
         let shown = network.run(&["ls", what]);
         texts.iter().all(|text| shown.contains(text)).then_some(())
@@ -459,13 +479,8 @@ fn with_gobgp(host: &mut Host) {
 fn without_a_reflector(host: &mut Host) {
     let lab = Lab::new(host);
     let [first, second] = [11, 12].map(|number| lab.join(number));
-    let [near, far] = [(&first, 11, 12), (&second, 12, 11)].map(|(there, number, other)| {
-        let evpn = format!(
-            "neighbors = [\"192.0.2.{other}\"]\nlisten = \"192.0.2.{number}:1790\"\nport = 1790\n\
-             {PASSWORD}"
-        );
-        lab.start("gateway = false", there, number, &evpn)
-    });
+    let [near, far] = [(&first, 11, 12), (&second, 12, 11)]
+        .map(|host| lab.beside("gateway = false", host, PASSWORD));
     let a = first.run(|| Machine::with("tap11", 11));
     let b = second.run(|| Machine::with("tap12", 12));
     wait_for(&near, "evpn", &["neighbor 192.0.2.12 Established"]);

@@ -111,7 +111,7 @@ fn attached() -> Attached {
         gateway,
         prefix_len,
         dns: vec![dns.parse().unwrap()],
-        pool: None,
+        is_leased: false,
     };
     Attached {
         mac: "02:00:00:00:00:01".parse().unwrap(),

@@ -16,29 +16,37 @@ use towpath_net::wire::MacAddr;
 ///
 /// The first byte says how: bit 0, the messages have no headers but a type and a length of two
 /// bytes; bit 1, the stream arrives in pieces of seven bytes; bit 7, the neighbour has connected,
-/// too, and says the same on both connections. Its other bits are seconds between messages.
+/// too, says the same on both connections, connects once more, and says it again. Its other bits
+/// are seconds between messages.
 pub fn run(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let mut world = World::new();
     let pause = Duration::from_secs(u64::from(how >> 2 & 31));
-    let links: &[Link] = match how & 0x80 {
-        0 => &[Link::Opened],
-        _ => &[Link::Opened, Link::Accepted],
-    };
-    assert!(links.len() == 1 || world.speaker.accept(0, world.now), "it has none of this kind");
+    let has_connected = how & 0x80 != 0;
+    let mut links = vec![Link::Opened];
+    if has_connected {
+        links.extend(world.speaker.accept(0, world.now));
+        assert_eq!(links.len(), 2, "it has none of this kind");
+    }
     let stream = if how & 1 == 0 { data.to_vec() } else { framed(data) };
     let size = if how & 2 == 0 { MESSAGE_BYTES_MAX } else { 7 };
     for piece in stream.chunks(size) {
-        for link in links {
+        for link in &links {
             world.receive(*link, piece);
         }
         world.now += pause;
     }
+    if let Some(again) = has_connected.then(|| world.speaker.accept(0, world.now)).flatten() {
+        for piece in stream.chunks(size) {
+            world.receive(again, piece);
+            world.now += pause;
+        }
+    }
     let settle = Duration::from_secs(4096);
     world.now += settle;
     world.turn();
-    for link in links {
-        world.speaker.closed(0, *link, world.now);
+    for link in Link::ALL {
+        world.speaker.closed(0, link, world.now);
     }
     world.now += settle;
     world.turn();
@@ -91,7 +99,7 @@ impl World {
 
     fn turn(&mut self) {
         self.speaker.tick(self.now);
-        for link in [Link::Opened, Link::Accepted] {
+        for link in Link::ALL {
             let output = self.speaker.output(0, link, self.now).to_vec();
             let mut rest = &output[..];
             while !rest.is_empty() {

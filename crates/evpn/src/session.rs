@@ -99,6 +99,8 @@ pub enum Reason {
     Sent(Notification),
     /// The neighbour ended the session.
     Received(Notification),
+    /// The neighbour has connected again.
+    Replaced,
 }
 
 impl fmt::Display for Reason {
@@ -108,6 +110,7 @@ impl fmt::Display for Reason {
             Self::Silent => f.write_str("hold time expired"),
             Self::Sent(notification) => write!(f, "sent {notification}"),
             Self::Received(notification) => write!(f, "received {notification}"),
+            Self::Replaced => f.write_str("the neighbor has connected again"),
         }
     }
 }
@@ -159,9 +162,10 @@ impl Session {
         }
     }
 
-    /// A session over a connection that the neighbour has opened.
-    pub fn accepted(settings: Settings, now: Instant) -> Self {
-        let mut session = Self { link: Link::Accepted, ..Self::new(settings, now) };
+    /// A session over a connection that the neighbour has opened, which is `link`.
+    pub fn accepted(settings: Settings, link: Link, now: Instant) -> Self {
+        debug_assert!(link.is_accepted());
+        let mut session = Self { link, ..Self::new(settings, now) };
         session.open(now);
         session
     }
@@ -248,6 +252,13 @@ impl Session {
         self.fail(Notification::new(CEASE, 7), now);
     }
 
+    /// Ends the session, as its neighbour has introduced itself on another connection that it has
+    /// opened: it has forgotten this one, so it gets no NOTIFICATION (RFC 4724 §4.2 and §5).
+    pub(crate) fn give_way(&mut self, now: Instant) {
+        self.end(Reason::Replaced, now);
+        self.output.clear();
+    }
+
     /// Forgets what this session would do next and what happened, as another one has its place.
     /// What output is left says why it has ended.
     pub(crate) fn retire(&mut self) {
@@ -261,9 +272,10 @@ impl Session {
         self.link = Link::Opened;
     }
 
-    /// Goes on with the count of `other`, whose place it takes.
-    pub(crate) fn take_counters(&mut self, other: &mut Self) {
+    /// Goes on with the count of `other`, whose place it takes, and with why that has ended.
+    pub(crate) fn succeed(&mut self, other: &mut Self) {
         self.counters.add(&std::mem::take(&mut other.counters));
+        self.reason.clone_from(&other.reason);
     }
 
     /// Does what is due.
@@ -498,7 +510,7 @@ impl Session {
     fn keeps_routes(&self, reason: &Reason) -> Option<Duration> {
         let restart = self.peer?.restart.filter(|restart| restart.seconds > 0)?;
         let keeps = match reason {
-            Reason::Closed | Reason::Silent => true,
+            Reason::Closed | Reason::Silent | Reason::Replaced => true,
             Reason::Received(notification) | Reason::Sent(notification) => {
                 self.keeps_after_notification() && !notification.is_hard_reset()
             }

@@ -19,6 +19,14 @@
 //! ends: a rival of an established session, and otherwise the one that the host with the lower
 //! BGP identifier has opened. A rival whose neighbour has introduced itself, while it has not on
 //! the other one, takes its place.
+//!
+//! **Restarts (RFC 4724 §4.2).** A neighbour that has crashed and is back knows nothing of the
+//! connection that it had opened before, which looks alive here until the hold time is over. So it
+//! may open another one. Once it has introduced itself there, this one takes the place of the first
+//! one, also of an established session if the neighbour has the capability for graceful restart.
+//! Its routes stay as after any other end of such a session. RFC 4724 §5 ends the first session
+//! when the TCP connection is there; here this takes a valid OPEN message as well, so that it takes
+//! more than the neighbour's address to end it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -192,20 +200,25 @@ impl Speaker {
         }
     }
 
-    /// A neighbour has connected. False: it has a connection already, and this one is to be closed.
-    /// Otherwise it takes the place of an earlier one on which the neighbour has said nothing.
-    pub fn accept(&mut self, neighbor: usize, now: Instant) -> bool {
+    /// A neighbour has connected. Returns which of its connections this is, from now on; it takes
+    /// the place of an earlier one on which the neighbour has said nothing. `None`: it has a
+    /// session already, and this connection is to be closed.
+    pub fn accept(&mut self, neighbor: usize, now: Instant) -> Option<Link> {
         let neighbor = &mut self.neighbors[neighbor];
-        let is_other = neighbor.session.link() == Link::Accepted;
-        if is_other && neighbor.session.is_connected() {
-            self.refuse();
-            return false;
+        if neighbor.session.link().is_accepted() {
+            if !neighbor.session.is_connected() {
+                neighbor.session.let_go();
+            } else if !neighbor.may_be_replaced() {
+                self.refuse();
+                return None;
+            }
         }
-        if is_other {
-            neighbor.session.let_go();
-        }
-        neighbor.rival = Some(Session::accepted(self.settings, now));
-        true
+        let link = match neighbor.session.link() {
+            Link::Accepted => Link::AcceptedAgain,
+            Link::Opened | Link::AcceptedAgain => Link::Accepted,
+        };
+        neighbor.rival = Some(Session::accepted(self.settings, link, now));
+        Some(link)
     }
 
     /// Counts a connection that was not accepted.
@@ -322,6 +335,7 @@ impl Speaker {
     }
 
     fn handle_events(&mut self, index: usize, now: Instant) {
+        self.neighbors[index].give_way(now);
         self.drain_events(index, now);
         if self.neighbors[index].settle(self.settings.router_id, now) {
             self.drain_events(index, now);
@@ -382,25 +396,54 @@ impl Neighbor {
         both.find(|session| session.link() == link)
     }
 
+    /// True if another connection that the neighbour opens may take the place of the session: that
+    /// is not established, or the neighbour restarts gracefully.
+    fn may_be_replaced(&self) -> bool {
+        self.session.state() != State::Established
+            || self.session.peer().is_some_and(|peer| peer.restart.is_some())
+    }
+
+    /// True if the neighbour has opened both connections, the rival later: it has forgotten the
+    /// session.
+    fn has_connected_twice(&self) -> bool {
+        let is_accepted = |session: &Session| session.link().is_accepted();
+        is_accepted(&self.session) && self.rival.as_ref().is_some_and(is_accepted)
+    }
+
+    /// Ends an established session if its neighbour has introduced itself on a later connection.
+    fn give_way(&mut self, now: Instant) {
+        if self.session.state() == State::Established
+            && self.has_connected_twice()
+            && self.rival.as_ref().is_some_and(Session::has_heard)
+            && self.may_be_replaced()
+        {
+            self.session.give_way(now);
+        }
+    }
+
     /// Decides between two connections, if there are two. True: the rival has taken the session's
     /// place. `own_id` is this host's BGP identifier.
     fn settle(&mut self, own_id: Ipv4Addr, now: Instant) -> bool {
+        let is_twice = self.has_connected_twice();
         let Some(rival) = &mut self.rival else { return false };
         let wins = match (self.session.state(), rival.peer().filter(|_| rival.has_heard())) {
             // Nothing else is left.
             (State::Idle | State::Connect | State::Active, None) => {
-                self.session.link() == Link::Accepted && rival.is_connected()
+                self.session.link().is_accepted() && rival.is_connected()
             }
             (_, None) => false,
             (State::Established, Some(_)) => false,
             (State::OpenConfirm, Some(peer)) => {
-                (rival.link() == Link::Accepted) == (own_id < peer.router_id)
+                is_twice || rival.link().is_accepted() == (own_id < peer.router_id)
             }
             (_, Some(_)) => true,
         };
         if wins {
             std::mem::swap(&mut self.session, rival);
-            self.session.take_counters(rival);
+            self.session.succeed(rival);
+            if is_twice && rival.is_connected() {
+                rival.give_way(now);
+            }
         }
         if rival.has_heard() && self.session.has_heard() {
             rival.yield_to_other(now);

@@ -499,6 +499,30 @@ fn without_a_reflector(host: &mut Host) {
     far.end();
     wait_for(&near, "evpn", &["0 routes"]);
     near.end();
+    a_neighbour_is_back(&lab, [first, second]);
+}
+
+/// Goal: a host that crashes with its kernel, and is back, gets a session with a passive neighbour,
+/// to which the old connection seems to be alive. Method: without a hold time, nothing else ends
+/// that; the host's namespace goes without a word to the neighbour, as its link has gone before.
+fn a_neighbour_is_back(lab: &Lab<'_>, [first, second]: [Namespace; 2]) {
+    const FOREVER: &str = "hold-time = 0\npassword = \"secret\"";
+    let passive = format!("passive = true\n{FOREVER}");
+    let near = lab.beside("gateway = false", (&first, 11, 12), &passive);
+    let far = lab.beside("gateway = false", (&second, 12, 11), FOREVER);
+    wait_for(&near, "evpn", &["neighbor 192.0.2.12 Established", "1 routes, 0 stale"]);
+    lab.fabric.run(|| batch("link del v12\n"));
+    far.kill();
+    drop(second);
+    wait_for(&near, "evpn", &["neighbor 192.0.2.12 Established", "1 routes, 0 stale"]);
+    let second = lab.join(12);
+    let far = lab.beside("gateway = false", (&second, 12, 11), FOREVER);
+    for (network, other) in [(&near, 12), (&far, 11)] {
+        let session = format!("neighbor 192.0.2.{other} Established");
+        wait_for(network, "evpn", &[&session, "1 routes, 0 stale", "counter refused 0"]);
+    }
+    far.end();
+    near.end();
 }
 
 /// Bytes of a transfer, which is some 6,000 packets each way.

@@ -185,6 +185,12 @@ impl<'a> Network<'a> {
         self.process.signal(Signal::INT);
         self.process.finish().success();
     }
+
+    /// Ends it as a crash does.
+    pub(super) fn kill(self) {
+        self.process.signal(Signal::KILL);
+        self.process.finish();
+    }
 }
 
 fn up(host: &Host, ports: &[&str]) -> Command {

@@ -1,12 +1,24 @@
 //! What a session tells about itself: its state and its counters.
 
-/// Who opened a connection.
+/// Who opened a connection. A neighbour has at most one of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// This host.
     Opened,
     /// The neighbour.
     Accepted,
+    /// The neighbour, while there was one that it had opened before.
+    AcceptedAgain,
+}
+
+impl Link {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Opened, Self::Accepted, Self::AcceptedAgain];
+
+    /// True if the neighbour has opened the connection.
+    pub fn is_accepted(self) -> bool {
+        self != Self::Opened
+    }
 }
 
 /// State of a session (RFC 4271 §8.2.2).

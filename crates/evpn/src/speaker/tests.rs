@@ -4,8 +4,8 @@ mod pair;
 mod world;
 
 use super::*;
-use crate::message::{self, Message};
-use crate::session::Link::{Accepted, Opened};
+use crate::message::{self, Message, Open, Restart};
+use crate::session::Link::{Accepted, AcceptedAgain, Opened};
 use pair::Pair;
 use world::{Size, World, mac};
 
@@ -245,7 +245,8 @@ fn a_reflector_restarts_in_a_large_network() {
 }
 
 /// Goal: two hosts that connect to each other have one session over one connection in the end,
-/// whichever message arrives first; and another one after it has ended.
+/// whichever message arrives first; and another one after it has ended, or after a host has
+/// crashed. Then it is there before the hold time is over if that host had opened the connection.
 #[test]
 fn two_connections_become_one() {
     let mut opened_by = [0; 2];
@@ -253,27 +254,34 @@ fn two_connections_become_one() {
         let ids = if seed % 2 == 0 { [1, 2] } else { [2, 1] };
         let mut pair = Pair::new(ids, false, seed);
         pair.run(40);
-        pair.check();
-        opened_by[usize::from(pair.sockets[0][1])] += 1;
+        let links = pair.check();
+        opened_by[usize::from(links[0].is_accepted())] += 1;
         // The host ends its session, as after an error; both connect again.
-        let [link, other] =
-            if pair.sockets[0][0] { [Opened, Accepted] } else { [Accepted, Opened] };
-        pair.speakers[0].receive(0, link, &[0; 19], pair.now);
-        assert!(!pair.speakers[0].is_connected(0, other), "seed {seed}");
+        pair.speakers[0].receive(0, links[0], &[0; 19], pair.now);
+        assert!(Link::ALL.iter().all(|link| !pair.speakers[0].is_connected(0, *link)), "{seed}");
         pair.run(40);
+        let links = pair.check();
+        pair.crash(0);
+        pair.run(if links[0] == Opened { 4 } else { 40 });
         pair.check();
     }
     assert!(opened_by.iter().all(|count| *count > 50), "each way occurs: {opened_by:?}");
 }
 
-/// Goal: a passive host opens nothing, and has a session that its neighbour opened.
+/// Goal: a passive host opens nothing, and has a session that its neighbour opened, also after one
+/// of them has crashed: if that is the neighbour, before the hold time is over.
 #[test]
 fn a_passive_host_waits() {
     for seed in 0..20 {
         let mut pair = Pair::new([1, 2], true, seed);
         pair.run(20);
-        pair.check();
-        assert_eq!(pair.sockets[0], [false, true]);
+        assert_eq!(pair.check(), [Accepted, Opened]);
+        pair.crash(1);
+        pair.run(4);
+        assert_eq!(pair.check(), [AcceptedAgain, Opened]);
+        pair.crash(0);
+        pair.run(20);
+        assert_eq!(pair.check(), [Accepted, Opened]);
         let mut alone = Pair::new([1, 2], true, seed);
         alone.speakers[0].tick(alone.now);
         assert_eq!(alone.speakers[0].state(0), State::Active);
@@ -293,25 +301,66 @@ fn sent(speaker: &mut Speaker, link: Link, now: Instant) -> Vec<Message> {
     all
 }
 
+/// Says something to a speaker as its neighbour.
+fn say(speaker: &mut Speaker, link: Link, open: &Open, is_confirmed: bool, now: Instant) {
+    let mut bytes = Vec::new();
+    message::open(open, &mut bytes);
+    if is_confirmed {
+        message::keepalive(&mut bytes);
+    }
+    speaker.receive(0, link, &bytes, now);
+}
+
+/// A neighbour that offers to restart within that many seconds, or does not speak of it.
+fn neighbor(restart: Option<u16>) -> Open {
+    Open {
+        as_number: 65001,
+        hold_seconds: 9,
+        router_id: Ipv4Addr::new(192, 0, 2, 1),
+        speaks_evpn: true,
+        has_wide_as: true,
+        refreshes: true,
+        restart: restart.map(|seconds| Restart { seconds, covers_notifications: true }),
+    }
+}
+
+/// Messages with all routes of a speaker.
+fn routes_of(speaker: &Speaker) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (route, mobility) in speaker.table.own() {
+        let attributes = speaker.table.attributes(route, *mobility);
+        let routes = [(speaker.table.key(route), route.vni.number())];
+        message::announce(&attributes, &routes, &mut bytes);
+    }
+    bytes
+}
+
+/// A passive host.
+fn passive() -> Speaker {
+    let mut speaker = pair::speaker(0, 2, true, Instant::START);
+    speaker.tick(Instant::START);
+    speaker
+}
+
 /// Goal: while there is a session, another connection of the neighbour ends, with the reason, and
 /// nothing happens to the session. One on which the neighbour says nothing gives way to a next one.
+/// A neighbour that does not restart gracefully is refused while it has a session.
 #[test]
 fn a_session_outlives_other_connections() {
+    let (mut first, now) = (passive(), Instant::START);
+    assert_eq!(first.accept(0, now), Some(Accepted));
+    say(&mut first, Accepted, &neighbor(None), true, now);
+    assert_eq!(first.accept(0, now), None, "the neighbour has opened one already");
+    assert_eq!((first.counters().refused, first.state(0)), (1, State::Established));
+
+    // This host has opened the connection, so it takes one more, and decides by its OPEN.
     let mut pair = Pair::new([1, 2], true, 7);
     pair.run(20);
-    pair.check();
-    let (now, [first, second]) = (pair.now, &mut pair.speakers);
-    assert!(!first.accept(0, now), "the neighbour has opened one already");
-    assert_eq!((first.counters().refused, first.state(0)), (1, State::Established));
-    // The other host has opened its connection, so it takes one more, and decides by its OPEN.
-    assert!(second.accept(0, now));
-    assert!(second.accept(0, now));
-    let &[Message::Open(mut open)] = &sent(second, Accepted, now)[..] else { panic!("no open") };
-    open.router_id = Ipv4Addr::new(192, 0, 2, 1);
-    let mut bytes = Vec::new();
-    message::open(&open, &mut bytes);
-    message::keepalive(&mut bytes);
-    second.receive(0, Accepted, &bytes, now);
+    assert_eq!(pair.check(), [Accepted, Opened]);
+    let (now, [_, second]) = (pair.now, &mut pair.speakers);
+    assert_eq!(second.accept(0, now), Some(Accepted));
+    assert_eq!(second.accept(0, now), Some(Accepted));
+    say(second, Accepted, &neighbor(Some(0)), true, now);
     let last = sent(second, Accepted, now).pop().unwrap();
     let Message::Notification(notification) = last else { panic!("{last:?}") };
     assert_eq!((notification.code, notification.subcode), (6, 7));
@@ -320,6 +369,84 @@ fn a_session_outlives_other_connections() {
     pair.run(20);
     pair.check();
     assert_eq!(pair.speakers[1].messages(0).established, 1);
+}
+
+/// RFC 4724 §4.2. Goal: a neighbour that has crashed and is back gets a session while the old one
+/// seems to be alive, if it restarts gracefully and once it has introduced itself. The old
+/// connection ends without a word, and the routes stay, if the neighbour has said for how long.
+#[test]
+fn a_neighbour_that_is_back_takes_the_place_of_its_session() {
+    let other = routes_of(&pair::speaker(1, 1, false, Instant::START));
+    for (seconds, kept) in [(120, 2), (0, 0)] {
+        let (mut speaker, mut now) = (passive(), Instant::START);
+        let open = neighbor(Some(seconds));
+        assert_eq!(speaker.accept(0, now), Some(Accepted));
+        say(&mut speaker, Accepted, &open, true, now);
+        speaker.receive(0, Accepted, &other, now);
+        sent(&mut speaker, Accepted, now);
+        for (before, link) in [(Accepted, AcceptedAgain), (AcceptedAgain, Accepted)] {
+            // Connections that bring no OPEN, or not a valid one, as of a stranger.
+            assert_eq!(speaker.accept(0, now), Some(link));
+            assert_eq!(speaker.accept(0, now), Some(link));
+            say(&mut speaker, link, &Open { as_number: 65002, ..open }, true, now);
+            let Some(Message::Notification(wrong)) = sent(&mut speaker, link, now).pop() else {
+                panic!("no notification")
+            };
+            assert_eq!((wrong.code, wrong.subcode), (2, 2));
+            assert!(!speaker.wants_connection(0, link) && speaker.wants_connection(0, before));
+            let report = speaker.neighbor(0);
+            assert_eq!((report.state, report.routes, report.stale), (State::Established, 2, 0));
+
+            assert_eq!(speaker.accept(0, now), Some(link));
+            say(&mut speaker, link, &open, false, now);
+            let report = speaker.neighbor(0);
+            assert_eq!(
+                (report.state, report.routes, report.stale),
+                (State::OpenConfirm, kept, kept)
+            );
+            assert_eq!(report.reason.as_deref(), Some("the neighbor has connected again"));
+            assert!(!speaker.wants_connection(0, before) && speaker.wants_connection(0, link));
+            assert_eq!(sent(&mut speaker, before, now), []);
+            let mut rest = Vec::new();
+            message::keepalive(&mut rest);
+            rest.extend(&other);
+            message::withdraw(&[], &mut rest);
+            speaker.receive(0, link, &rest, now);
+            let fresh = sent(&mut speaker, link, now);
+            assert!(fresh.iter().any(|sent| matches!(sent, Message::Update(_))), "{fresh:?}");
+            now += SETTLE;
+            speaker.receive(0, link, &rest[..19], now);
+            speaker.tick(now);
+            let report = speaker.neighbor(0);
+            assert_eq!((report.state, report.routes, report.stale), (State::Established, 2, 0));
+        }
+        assert_eq!((speaker.messages(0).established, speaker.counters().refused), (3, 0));
+    }
+}
+
+/// Goal: a neighbour that is back gets a session, whatever had been said on its first connection,
+/// and if that ends before the neighbour says anything on the second one.
+#[test]
+fn a_neighbour_may_be_back_at_any_time() {
+    let now = Instant::START;
+    for (has_said, is_confirmed, ends) in
+        [(false, false, false), (true, false, false), (true, false, true), (true, true, true)]
+    {
+        let (mut speaker, open) = (passive(), neighbor(Some(120)));
+        assert_eq!(speaker.accept(0, now), Some(Accepted));
+        if has_said {
+            say(&mut speaker, Accepted, &open, is_confirmed, now);
+        }
+        let again = speaker.accept(0, now).expect("it is taken");
+        assert_eq!(again, if has_said { AcceptedAgain } else { Accepted });
+        if ends {
+            speaker.closed(0, Accepted, now);
+        }
+        say(&mut speaker, again, &open, true, now);
+        assert_eq!(speaker.state(0), State::Established, "{has_said} {is_confirmed} {ends}");
+        let wanted = Link::ALL.map(|link| speaker.wants_connection(0, link));
+        assert_eq!(wanted, Link::ALL.map(|link| link == again));
+    }
 }
 
 /// Goal: a neighbour that connects and does not fit gets the reason, as one that this host connects
@@ -334,7 +461,7 @@ fn connected_neighbours_must_fit() {
         let mut pair = Pair::new([1, 2], true, 7);
         let (now, speaker) = (pair.now, &mut pair.speakers[0]);
         speaker.tick(now);
-        assert!(speaker.accept(0, now));
+        assert_eq!(speaker.accept(0, now), Some(Accepted));
         let &[Message::Open(mut open)] = &sent(speaker, Accepted, now)[..] else {
             panic!("no open")
         };

@@ -8,7 +8,7 @@
 //! Workers do nothing for it but to carry out changes.
 //!
 //! With [`EvpnSettings::listen`] neighbours may connect, too. Connections of others are closed and
-//! counted. If there are two to a neighbour, the speaker says which one stays.
+//! counted. If there are several to a neighbour, the speaker says which one stays.
 //!
 //! Each VXLAN port takes part that ends at the address of this host that the others have, also one
 //! that is added while this runs.
@@ -290,7 +290,7 @@ impl Loop {
         let mut speaker = shared.speaker();
         speaker.shut_down(now);
         for (index, peer) in self.peers.iter_mut().enumerate() {
-            for link in LINKS {
+            for link in Link::ALL {
                 peer.write(index, link, &mut speaker, now);
             }
         }
@@ -346,11 +346,12 @@ impl Loop {
             };
             match self.peers.iter().position(|peer| peer.to.ip() == from.ip()) {
                 None => speaker.refuse(),
-                Some(index) if speaker.accept(index, now) => {
-                    let wire = Wire { socket, is_open: true, is_full: false };
-                    self.peers[index].wires[Link::Accepted as usize] = Some(wire);
+                Some(index) => {
+                    if let Some(link) = speaker.accept(index, now) {
+                        let wire = Wire { socket, is_open: true, is_full: false };
+                        self.peers[index].wires[link as usize] = Some(wire);
+                    }
                 }
-                Some(_) => {}
             }
         }
     }
@@ -455,12 +456,10 @@ struct Peer {
     to: SocketAddr,
     password: Option<Password>,
     /// By who opened them ([`Link`]).
-    wires: [Option<Wire>; LINKS.len()],
-    /// The state that was reported last.
-    reported: State,
+    wires: [Option<Wire>; Link::ALL.len()],
+    /// The state that was reported last, and how many sessions there had been.
+    reported: (State, u64),
 }
-
-const LINKS: [Link; 2] = [Link::Opened, Link::Accepted];
 
 /// A connection.
 struct Wire {
@@ -473,7 +472,8 @@ struct Wire {
 
 impl Peer {
     fn new(to: SocketAddr, password: &Option<Password>) -> Self {
-        Self { to, password: password.clone(), wires: [None, None], reported: State::Idle }
+        let wires = [const { None }; Link::ALL.len()];
+        Self { to, password: password.clone(), wires, reported: (State::Idle, 0) }
     }
 
     /// Connects, reads if there is a buffer to read into, and writes.
@@ -485,14 +485,14 @@ impl Peer {
         now: Instant,
     ) {
         self.connect(index, speaker, now);
-        for link in LINKS {
+        for link in Link::ALL {
             if let Some(buffer) = &mut buffer {
                 self.read(index, link, speaker, buffer, now);
             }
             self.write(index, link, speaker, now);
         }
         // What happens on one connection may end the other one, which says why.
-        for link in LINKS {
+        for link in Link::ALL {
             if !speaker.wants_connection(index, link) {
                 self.write(index, link, speaker, now);
                 self.wires[link as usize] = None;
@@ -577,15 +577,17 @@ impl Peer {
 
     /// What the user should know about the neighbour since the last time.
     fn news(&mut self, index: usize, speaker: &Speaker) -> Option<String> {
-        let state = speaker.state(index);
-        let before = std::mem::replace(&mut self.reported, state);
-        let was_up = before == State::Established;
-        match (was_up, state == State::Established) {
+        let now = (speaker.state(index), speaker.messages(index).established);
+        let before = std::mem::replace(&mut self.reported, now);
+        let [was_up, is_up] = [before, now].map(|(state, _)| state == State::Established);
+        let because = |news: &str| match speaker.reason(index) {
+            Some(reason) => format!("{news}: {reason}"),
+            None => news.to_owned(),
+        };
+        match (was_up, is_up) {
             (false, true) => Some("session established".into()),
-            (true, false) => {
-                let reason = speaker.reason(index).map(|reason| format!(": {reason}"));
-                Some(format!("session ended{}", reason.unwrap_or_default()))
-            }
+            (true, false) => Some(because("session ended")),
+            (true, true) if before != now => Some(because("session established again")),
             _ => None,
         }
     }

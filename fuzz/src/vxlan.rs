@@ -1,7 +1,7 @@
 //! What remotes of a VXLAN port send: datagrams, coalesced or not, and frames that it answers.
 //!
 //! Frames that are taken out go through a coalescer and to a switch, as a port's do. Input: VXLAN
-//! header or not, heads apart or not, size of coalesced datagrams, lengths of heads and turns if
+//! header or not, heads apart or not, size of coalesced datagrams, lengths of heads and strides if
 //! apart, bytes. A read with heads apart must yield what the same bytes in order do, and segments
 //! that are joined before they are packets what those do that are packets first.
 
@@ -34,9 +34,9 @@ impl Egress for Taken {
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let (choice, size) = (input.u8(), input.u16());
-    let turns = (choice & 2 != 0).then(|| {
+    let split = (choice & 2 != 0).then(|| {
         let (head, size) = (input.u8(), input.u16());
-        // A turn has more bytes than a head.
+        // A stride has more bytes than a head.
         let size = size.max(PEEK_BYTES as u16 + 1);
         (1 + usize::from(head) % PEEK_BYTES, NonZeroU16::new(size).expect("not zero"))
     });
@@ -58,15 +58,15 @@ pub fn run(data: &[u8]) {
     let ledger = Ledger::new();
     let mut burst = Burst::new();
     let gro_size = NonZeroU16::new(size);
-    if let Some(turns) = turns
+    if let Some(split) = split
         && bytes.len() <= usize::from(u16::MAX)
     {
         let in_order = read(&mut memory, &bytes, gro_size);
         let mut packets = Packets(Vec::new());
-        let head = read_in_turns(&mut memory, &ledger, &bytes, turns, gro_size, &mut packets);
+        let head = read_split(&mut memory, &ledger, &bytes, split, gro_size, &mut packets);
         assert_eq!((packets.0, head), in_order);
         let [joined, also_joined] = [true, false]
-            .map(|extends| join_turns(&mut memory, &ledger, &bytes, turns, gro_size, extends));
+            .map(|extends| join_split(&mut memory, &ledger, &bytes, split, gro_size, extends));
         assert_eq!(joined, also_joined);
     }
     if let Some(mut read) = received(&mut memory, &bytes) {
@@ -165,23 +165,23 @@ impl TakeFrames for Joined<'_> {
 }
 
 /// The super-packets and packets of a read with heads apart.
-fn join_turns(
+fn join_split(
     memory: &mut Memory,
     ledger: &Ledger,
     bytes: &[u8],
-    turns: (usize, NonZeroU16),
+    split: (usize, NonZeroU16),
     gro_size: Option<NonZeroU16>,
     extends: bool,
 ) -> Vec<(Vec<u8>, Offload)> {
     let mut joined = Joined { coalescer: Coalescer::new(1), ledger, packets: Vec::new(), extends };
-    read_in_turns(memory, ledger, bytes, turns, gro_size, &mut joined);
+    read_split(memory, ledger, bytes, split, gro_size, &mut joined);
     joined.coalescer.flush(&mut |packet, ()| joined.packets.push(packet));
     joined.packets.iter().map(|packet| (frame_of(packet), *packet.offload())).collect()
 }
 
 /// Takes the frames out of a read with heads apart. Returns which heads the next read is to be
 /// prepared for.
-fn read_in_turns(
+fn read_split(
     memory: &mut Memory,
     ledger: &Ledger,
     bytes: &[u8],
@@ -190,8 +190,8 @@ fn read_in_turns(
     frames: &mut impl TakeFrames,
 ) -> Option<usize> {
     let (mut heads, mut behind) = (Vec::new(), Vec::new());
-    for turn in bytes.chunks(size.get().into()) {
-        let (front, rest) = turn.split_at(head.min(turn.len()));
+    for stride in bytes.chunks(size.get().into()) {
+        let (front, rest) = stride.split_at(head.min(stride.len()));
         heads.extend(front);
         behind.extend(rest);
     }

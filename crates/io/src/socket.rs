@@ -32,7 +32,7 @@ pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use shared::{SHARING_MAX, SharedPort, SharedSocket};
 pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TCP_KEY_BYTES_MAX, TcpListener, TcpSocket, UnconnectedTcp};
-pub use tunnel::{HEADS_MAX, HeadsRead, HeadsReceived, Part, SEND_PARTS_MAX, Turns, path_mtu};
+pub use tunnel::{HEADS_MAX, HeadSplit, HeadsRead, HeadsReceived, Part, SEND_PARTS_MAX, path_mtu};
 pub use udp::{Datagram, DatagramsReceived, IpFields, Sent, UdpSocket};
 
 use crate::gather::Gather;

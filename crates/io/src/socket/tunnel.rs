@@ -31,7 +31,7 @@ use towpath_packet::{Memory, Piece};
 /// Most parts of one send: 64 datagrams, each with two headers and a payload across two frames.
 pub const SEND_PARTS_MAX: usize = 256;
 
-/// Most turns of a read with heads apart: `UDP_GRO_CNT_MAX` of the kernel.
+/// Most strides of a split read: `UDP_GRO_CNT_MAX` of the kernel.
 pub const HEADS_MAX: usize = 64;
 /// Bytes of the largest datagram, and of all that are coalesced.
 const DATAGRAM_BYTES_MAX: usize = 65_535;
@@ -47,18 +47,18 @@ pub enum Part<'a> {
     Range(&'a Piece, Range<usize>),
 }
 
-/// How a read is laid out, in turns: a head, what is behind it, the next head, and so on, as in a
-/// run of coalesced datagrams.
+/// How a read is split into strides of equal length, each a head and what is behind it, as in a run
+/// of coalesced datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turns {
+pub struct HeadSplit {
     /// Bytes of each head.
     pub head: usize,
-    /// Bytes of each turn, more than a head. All turns of a read have room for any datagram if this
-    /// is at least 1024.
+    /// Bytes of each stride, more than a head. All strides of a read have room for any datagram if
+    /// this is at least 1024.
     pub size: NonZeroU16,
 }
 
-impl Turns {
+impl HeadSplit {
     /// How many of the first `len` bytes of a read are in heads.
     pub fn in_heads(&self, len: usize) -> usize {
         let size = usize::from(self.size.get());
@@ -91,7 +91,7 @@ pub struct HeadsRead {
     pub gro_size: Option<NonZeroU16>,
     /// What is behind the heads.
     pub pieces: Pieces,
-    /// There was more than all turns have room for. It is lost.
+    /// There was more than all strides have room for. It is lost.
     pub truncated: bool,
 }
 
@@ -138,25 +138,25 @@ impl UdpSocket {
         Ok(Some((received.bytes, size)))
     }
 
-    /// Receives a datagram, or coalesced ones, laid out in turns: all heads one behind the other in
-    /// `heads`, [`Turns::in_heads`] bytes, and the other bytes in pieces. They need not have the
-    /// lengths of the turns.
+    /// Receives a datagram, or coalesced ones, in a split read: all heads one behind the other in
+    /// `heads`, [`HeadSplit::in_heads`] bytes, and the other bytes in pieces. Datagrams need not be
+    /// as long as a stride.
     ///
     /// # Errors
     /// Those of recvmsg(2) that concern the socket; the datagrams stay in it.
     ///
     /// # Panics
-    /// If `heads` has no room for [`HEADS_MAX`] heads, or a turn has no more bytes than a head.
+    /// If `heads` has no room for [`HEADS_MAX`] heads, or a stride has no more bytes than a head.
     pub fn receive_heads(
         &self,
         buffer: &mut ReceiveBuffer,
         memory: &mut Memory,
         heads: &mut [u8],
-        turns: &Turns,
+        split: &HeadSplit,
     ) -> io::Result<HeadsReceived> {
-        let size = usize::from(turns.size.get());
+        let size = usize::from(split.size.get());
         let most = DATAGRAM_BYTES_MAX.min(HEADS_MAX * size);
-        let in_heads = turns.in_heads(most);
+        let in_heads = split.in_heads(most);
         if buffer.prepare(memory, most - in_heads) < most - in_heads {
             return Ok(HeadsReceived::NoMemory);
         }
@@ -164,7 +164,7 @@ impl UdpSocket {
         let mut control = Control::new();
         let received = {
             let mut slices = empty_slices::<SLICES_MAX>();
-            let layout = (turns.head, size - turns.head);
+            let layout = (split.head, size - split.head);
             let used = buffer.slices_behind(&mut heads[..in_heads], layout, &mut slices);
             let slices = &mut slices[..used];
             let flags = libc::MSG_DONTWAIT;
@@ -184,7 +184,7 @@ impl UdpSocket {
         };
         let len = received.bytes;
         let mut pieces = Pieces::default();
-        buffer.take(len - turns.in_heads(len), |piece| pieces.push(piece));
+        buffer.take(len - split.in_heads(len), |piece| pieces.push(piece));
         Ok(HeadsReceived::Some(HeadsRead { from, len, gro_size, pieces, truncated }))
     }
 
@@ -308,15 +308,15 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_those_of_the_turns() {
-        let turns = Turns { head: 4, size: NonZeroU16::new(10).expect("size") };
+    fn heads_are_those_of_the_strides() {
+        let split = HeadSplit { head: 4, size: NonZeroU16::new(10).expect("size") };
         for (len, in_heads) in [(0, 0), (3, 3), (4, 4), (9, 4), (10, 4), (12, 6), (25, 12)] {
-            assert_eq!(turns.in_heads(len), in_heads, "{len}");
+            assert_eq!(split.in_heads(len), in_heads, "{len}");
         }
     }
 
-    /// Goal: heads arrive apart from what is behind them, which is contiguous, whether the turns
-    /// are those of the datagrams or not; short memory does no harm. A busy system may drop
+    /// Goal: heads arrive apart from what is behind them, which is contiguous, whether
+    /// strides are as long as datagrams or not; short memory does no harm. A busy system may drop
     /// datagrams, so they are sent again.
     #[test]
     fn heads_arrive_apart() {
@@ -348,8 +348,8 @@ mod tests {
             false
         };
         let mut heads = [0; 64 * 8];
-        let turns = |head, size| Turns { head, size: NonZeroU16::new(size).expect("size") };
-        let none = to.receive_heads(&mut buffer, &mut memory, &mut heads, &turns(2, 6));
+        let split = |head, size| HeadSplit { head, size: NonZeroU16::new(size).expect("size") };
+        let none = to.receive_heads(&mut buffer, &mut memory, &mut heads, &split(2, 6));
         assert!(matches!(none, Ok(HeadsReceived::Empty)));
         if !send(&mut buffer, &mut memory) {
             eprintln!("skipped: this kernel coalesces no datagrams");
@@ -357,21 +357,21 @@ mod tests {
         }
         let mut none = Memory::new(MemoryConfig { packets: 1, small_frames: 0, large_frames: 0 });
         let short =
-            to.receive_heads(&mut ReceiveBuffer::new(), &mut none, &mut heads, &turns(2, 6));
+            to.receive_heads(&mut ReceiveBuffer::new(), &mut none, &mut heads, &split(2, 6));
         assert!(matches!(short, Ok(HeadsReceived::NoMemory)));
-        for (turns, wanted) in [
-            (turns(2, 6), (&b"abcdef"[..], &b"loadload"[..])),
-            (turns(8, 1024), (b"abloadcd", b"loadef")),
-            (turns(1, 4), (b"aale", b"blodcdoadf")),
+        for (layout, wanted) in [
+            (split(2, 6), (&b"abcdef"[..], &b"loadload"[..])),
+            (split(8, 1024), (b"abloadcd", b"loadef")),
+            (split(1, 4), (b"aale", b"blodcdoadf")),
         ] {
-            match to.receive_heads(&mut buffer, &mut memory, &mut heads, &turns).expect("received")
+            match to.receive_heads(&mut buffer, &mut memory, &mut heads, &layout).expect("received")
             {
                 HeadsReceived::Some(read) => {
                     let port = from.local().expect("bound").port();
                     assert_eq!(read.from, SocketAddr::new(at.ip(), port));
                     assert_eq!((read.len, read.gro_size), (14, NonZeroU16::new(6)));
                     let bytes: Vec<&[u8]> = read.pieces.iter().filter_map(Piece::bytes).collect();
-                    let in_heads = &heads[..turns.in_heads(read.len)];
+                    let in_heads = &heads[..layout.in_heads(read.len)];
                     assert_eq!((in_heads, bytes.concat().as_slice()), wanted);
                     assert!(!read.truncated);
                 }

@@ -44,7 +44,7 @@ pub const DATAGRAMS_MAX: usize = 64;
 pub const HANDLES_MAX: usize = DATAGRAMS_MAX + 2;
 
 /// Heads are read apart from datagrams of at least so many bytes. Others have little payload to
-/// join, and [`DATAGRAMS_MAX`] turns of this length have room for any datagram.
+/// join, and [`DATAGRAMS_MAX`] strides of this length have room for any datagram.
 const DATAGRAM_BYTES_MIN: usize = 65_536 / DATAGRAMS_MAX;
 
 /// Why a datagram has no frame for the network.
@@ -151,15 +151,15 @@ pub fn head_of(start: &[u8], len: usize, size: NonZeroU16) -> Option<usize> {
     (is_long && is_run).then_some(head)
 }
 
-/// A read whose first `head` bytes are private, the next `size - head` in pieces, and so on in
-/// turns.
+/// A split read, in strides of `size` bytes: of each, the first `head` bytes are private, and the
+/// others are in pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
-    /// The private bytes of all turns.
+    /// The private bytes of all strides.
     pub bytes: &'a [u8],
     /// Bytes of each head but the last, which may be shorter.
     pub head: usize,
-    /// Bytes of each turn but the last, which may be shorter; more than a head.
+    /// Bytes of each stride but the last, which may be shorter; more than a head.
     pub size: NonZeroU16,
 }
 
@@ -169,7 +169,7 @@ pub struct Heads<'a> {
 /// free, [`DATAGRAMS_MAX`] small frames, and large ones for all bytes of the read.
 ///
 /// # Panics
-/// If a head has no bytes, or a turn no more than a head.
+/// If a head has no bytes, or a stride no more than a head.
 pub fn decapsulate_heads(
     heads: &Heads<'_>,
     pieces: impl Iterator<Item = Piece>,
@@ -191,10 +191,10 @@ pub fn decapsulate_heads(
     let size = gro_size.map_or(len, |size| size.get().into());
     let (start, known) = heads.start(&behind);
     let start = &start[..known];
-    let is_as_prepared = gro_size.map_or(len <= heads.turn(), |size| size == heads.size);
+    let is_as_prepared = gro_size.map_or(len <= heads.stride(), |size| size == heads.size);
     let is_super = gro_size.is_some_and(|size| tunnelled(start, len, size).is_some());
     if is_as_prepared && !is_super {
-        open_turns(heads, behind, network, (memory, ledger), frames);
+        open_strides(heads, behind, network, (memory, ledger), frames);
         return gro_size.and_then(|size| head_of(start, len, size));
     }
     if let Some(whole) = heads.join(&mut behind, memory, ledger) {
@@ -205,21 +205,21 @@ pub fn decapsulate_heads(
     None
 }
 
-/// Takes the frames out of a read with a datagram in each turn.
-fn open_turns(
+/// Takes the frames out of a read with a datagram in each stride.
+fn open_strides(
     heads: &Heads<'_>,
     mut behind: Packet,
     (vni, mtu): (Vni, u16),
     (memory, ledger): (&mut Memory, &Ledger),
     frames: &mut impl TakeFrames,
 ) {
-    let stretch = heads.turn() - heads.head;
+    let stretch = heads.stride() - heads.head;
     let mut left = behind.payload_len();
     let mut splitter = Splitter::new(behind.take_pieces(), stretch);
     // The VXLAN header of the frame before, if that was taken with its head.
     let mut before = None;
-    let mut turns = heads.bytes.chunks(heads.head);
-    for head in turns.by_ref().take(DATAGRAMS_MAX) {
+    let mut heads_of_strides = heads.bytes.chunks(heads.head);
+    for head in heads_of_strides.by_ref().take(DATAGRAMS_MAX) {
         let len = stretch.min(left);
         left -= len;
         let mut payload = None;
@@ -250,22 +250,23 @@ fn open_turns(
         before = head.first_chunk().filter(|_| headers.is_some() && frame.is_ok());
         frames.take(frame, memory);
     }
-    if turns.next().is_some() {
+    if heads_of_strides.next().is_some() {
         frames.take(Err(Refused::NoMemory), memory);
     }
 }
 
 impl Heads<'_> {
-    fn turn(&self) -> usize {
+    fn stride(&self) -> usize {
         self.size.get().into()
     }
 
-    /// The first bytes of the first turn, and how many. `behind` has those behind the heads.
+    /// The first bytes of the first stride, and how many. `behind` has those behind the heads.
     fn start(&self, behind: &Packet) -> ([u8; PEEK_BYTES], usize) {
         let (mut start, mut rest) = ([0; PEEK_BYTES], [0; PEEK_BYTES]);
         let head = self.bytes.len().min(self.head).min(PEEK_BYTES);
         start[..head].copy_from_slice(&self.bytes[..head]);
-        let len = behind.copy_first(&mut rest).min(self.turn() - self.head).min(PEEK_BYTES - head);
+        let len =
+            behind.copy_first(&mut rest).min(self.stride() - self.head).min(PEEK_BYTES - head);
         start[head..][..len].copy_from_slice(&rest[..len]);
         (start, head + len)
     }
@@ -276,7 +277,7 @@ impl Heads<'_> {
         let mut copy = FrameCopy { memory, frame: None, filled: 0 };
         for head in self.bytes.chunks(self.head) {
             copy.add(head, &mut whole)?;
-            let mut left = (self.turn() - self.head).min(behind.payload_len());
+            let mut left = (self.stride() - self.head).min(behind.payload_len());
             while left > 0 {
                 let piece = behind.pieces().next()?;
                 let bytes = piece.bytes()?;

@@ -23,7 +23,7 @@ use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_io::receive::ReceiveBuffer;
-use towpath_io::socket::{Datagram, HEADS_MAX, HeadsReceived, SharedSocket, Turns};
+use towpath_io::socket::{Datagram, HEADS_MAX, HeadSplit, HeadsReceived, SharedSocket};
 use towpath_net::gro::Coalescer;
 use towpath_net::time::Instant;
 use towpath_net::vxlan::Vni;
@@ -131,16 +131,16 @@ impl Incoming {
             return Ok(Read::NoMemory);
         }
         if self.forecast.expects_run() && has_frames(cx.memory) {
-            let turns = match self.forecast.turns() {
-                Some(turns) => Some(turns),
+            let split = match self.forecast.split() {
+                Some(split) => Some(split),
                 None => match self.look()? {
-                    Look::Turns(turns) => Some(turns),
+                    Look::Run(split) => Some(split),
                     Look::Other => None,
                     Look::Empty => return Ok(Read::Nothing),
                 },
             };
-            if let Some(turns) = turns {
-                return self.read_heads(&turns, remotes, counters, cx);
+            if let Some(split) = split {
+                return self.read_heads(&split, remotes, counters, cx);
             }
         }
         let mut datagram = None;
@@ -181,19 +181,19 @@ impl Incoming {
             Err(error) => return Err(error.into()),
         };
         let head = decapsulate::head_of(&start[..len.min(PEEK_BYTES)], len, size);
-        Ok(head.map_or(Look::Other, |head| Look::Turns(Turns { head, size })))
+        Ok(head.map_or(Look::Other, |head| Look::Run(HeadSplit { head, size })))
     }
 
-    /// Reads with the heads of datagrams apart, which are expected to be as long as these turns.
+    /// Reads with the heads of datagrams apart. They are expected to be as long as these strides.
     fn read_heads(
         &mut self,
-        turns: &Turns,
+        split: &HeadSplit,
         remotes: &mut Remotes,
         counters: &mut VxlanCounters,
         cx: &mut Context<'_>,
     ) -> Result<Read, PortError> {
         let read =
-            self.socket.receive_heads(&mut self.buffer, cx.memory, &mut self.heads, turns)?;
+            self.socket.receive_heads(&mut self.buffer, cx.memory, &mut self.heads, split)?;
         let read = match read {
             HeadsReceived::Some(read) => read,
             HeadsReceived::NoMemory => return Ok(Read::NoMemory),
@@ -208,8 +208,8 @@ impl Incoming {
         let count = read.gro_size.map_or(1, |size| read.len.div_ceil(size.get().into()));
         let heads = std::mem::take(&mut self.heads);
         if let Some(mut taker) = self.taker(read.from.ip(), count, (remotes, counters), cx) {
-            let bytes = &heads[..turns.in_heads(read.len)];
-            let of_read = decapsulate::Heads { bytes, head: turns.head, size: turns.size };
+            let bytes = &heads[..split.in_heads(read.len)];
+            let of_read = decapsulate::Heads { bytes, head: split.head, size: split.size };
             let (pieces, network) = (read.pieces.into_iter(), taker.network);
             let (size, memory) = (read.gro_size, (&mut *cx.memory, cx.ledger));
             let head = decapsulate_heads(&of_read, pieces, size, network, memory, &mut taker);
@@ -342,8 +342,8 @@ enum Read {
 
 /// What waits in the socket.
 enum Look {
-    /// A run, for which a read with these turns is right.
-    Turns(Turns),
+    /// A run, for which a read that is split so is right.
+    Run(HeadSplit),
     /// Something else.
     Other,
     Empty,
@@ -354,9 +354,9 @@ enum Look {
 struct Forecast {
     /// Reads, if they find no long run, until none is expected.
     patience: u8,
-    /// The turns of the last long run.
-    turns: Option<Turns>,
-    /// Long runs in a row with these turns.
+    /// How the last long run would have been split.
+    split: Option<HeadSplit>,
+    /// Long runs in a row that would be split so.
     alike: u8,
 }
 
@@ -366,9 +366,9 @@ impl Forecast {
         self.patience > 0
     }
 
-    /// The turns of the next run, if the last ones were alike.
-    fn turns(&self) -> Option<Turns> {
-        self.turns.filter(|_| self.alike >= ALIKE_MIN)
+    /// How to split the next run, if the last ones were alike.
+    fn split(&self) -> Option<HeadSplit> {
+        self.split.filter(|_| self.alike >= ALIKE_MIN)
     }
 
     /// Notes a read of `count` datagrams of this size, whose heads are to be read apart if `head`
@@ -378,10 +378,10 @@ impl Forecast {
             self.patience = self.patience.saturating_sub(1);
             return;
         }
-        let turns = head.zip(size).map(|(head, size)| Turns { head, size });
-        let is_alike = turns.is_some() && turns == self.turns;
+        let split = head.zip(size).map(|(head, size)| HeadSplit { head, size });
+        let is_alike = split.is_some() && split == self.split;
         self.alike = if is_alike { self.alike.saturating_add(1) } else { 0 };
-        (self.patience, self.turns) = (PATIENCE, turns);
+        (self.patience, self.split) = (PATIENCE, split);
     }
 }
 

@@ -131,7 +131,7 @@ struct Run {
 }
 
 /// A run at the front of a burst, on its way to a remote.
-struct Departure<'a> {
+struct Sending<'a> {
     burst: &'a Burst,
     run: &'a Run,
     to: IpAddr,
@@ -191,7 +191,7 @@ impl<W: Wire> Outgoing<W> {
             let gone = match to {
                 Some(to) => {
                     let now = cx.now;
-                    self.send(&mut Departure { burst, run: &run, to, counters, now })
+                    self.send(&mut Sending { burst, run: &run, to, counters, now })
                 }
                 None => {
                     self.flood(burst, &run, remotes, counters, cx.now);
@@ -229,44 +229,44 @@ impl<W: Wire> Outgoing<W> {
             counters.no_remote += run.count as u64;
         }
         for to in remotes.flood() {
-            let gone = self.send(&mut Departure { burst, run, to: *to, counters, now });
+            let gone = self.send(&mut Sending { burst, run, to: *to, counters, now });
             counters.flood_full += (run.count - gone) as u64;
         }
     }
 
     /// Sends a run. Returns how many of its frames were sent or dropped; if that is not all, the
     /// socket is full.
-    fn send(&mut self, departure: &mut Departure<'_>) -> usize {
-        let run = departure.run;
-        if self.is_too_big(departure) {
+    fn send(&mut self, sending: &mut Sending<'_>) -> usize {
+        let run = sending.run;
+        if self.is_too_big(sending) {
             return run.count;
         }
         let gso_size = u16::try_from(HEADER_LEN + run.len).ok().and_then(NonZeroU16::new);
         let gso_size = gso_size.filter(|_| run.count > 1);
-        match self.send_frames(departure, 0..run.count, gso_size) {
+        match self.send_frames(sending, 0..run.count, gso_size) {
             Ok(Sent::Whole) => {}
             // The kernel does not tell whether the path has become narrower.
-            Ok(Sent::NotSegmentable) if self.is_too_big_now(departure) => {}
-            Ok(Sent::NotSegmentable) => return self.send_singly(departure),
+            Ok(Sent::NotSegmentable) if self.is_too_big_now(sending) => {}
+            Ok(Sent::NotSegmentable) => return self.send_singly(sending),
             Err(error) if is_full(&error) => return 0,
             Err(error) if error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()) => {
-                if !self.is_too_big_now(departure) {
-                    departure.counters.too_large += run.count as u64;
+                if !self.is_too_big_now(sending) {
+                    sending.counters.too_large += run.count as u64;
                 }
             }
-            Err(_) => departure.counters.unreachable += run.count as u64,
+            Err(_) => sending.counters.unreachable += run.count as u64,
         }
         run.count
     }
 
     /// Sends each frame of a run by itself, as [`Outgoing::send`] does.
-    fn send_singly(&mut self, departure: &mut Departure<'_>) -> usize {
-        let run = departure.run;
+    fn send_singly(&mut self, sending: &mut Sending<'_>) -> usize {
+        let run = sending.run;
         for index in 0..run.count {
-            match self.send_frames(departure, index..index + 1, None) {
+            match self.send_frames(sending, index..index + 1, None) {
                 Ok(_) => {}
                 Err(error) if is_full(&error) => return index,
-                Err(_) => departure.counters.unreachable += 1,
+                Err(_) => sending.counters.unreachable += 1,
             }
         }
         run.count
@@ -275,11 +275,11 @@ impl<W: Wire> Outgoing<W> {
     /// Sends these frames of a run in one call, and counts them if they were sent.
     fn send_frames(
         &mut self,
-        departure: &mut Departure<'_>,
+        sending: &mut Sending<'_>,
         frames: Range<usize>,
         gso_size: Option<NonZeroU16>,
     ) -> io::Result<Sent> {
-        let Departure { burst, run, to, counters, .. } = departure;
+        let Sending { burst, run, to, counters, .. } = sending;
         let Some(first) = burst.first() else { return Ok(Sent::Whole) };
         let Self { wire, cut, header, port, .. } = self;
         let (socket, to) = (socket_of(first), SocketAddr::new(*to, *port));
@@ -304,8 +304,8 @@ impl<W: Wire> Outgoing<W> {
 
     /// True if the frames of a run do not fit the path to their remote. They are counted as dropped
     /// then, and the sender gets an ICMP error.
-    fn is_too_big(&mut self, departure: &mut Departure<'_>) -> bool {
-        let Departure { burst, run, to, counters, now } = departure;
+    fn is_too_big(&mut self, sending: &mut Sending<'_>) -> bool {
+        let Sending { burst, run, to, counters, now } = sending;
         let mtu = self.mtu_to(*to, *now);
         if run.len <= usize::from(mtu) + ETHERNET_BYTES {
             return false;
@@ -321,9 +321,9 @@ impl<W: Wire> Outgoing<W> {
     }
 
     /// As [`Outgoing::is_too_big`], after a refusal: the path may have become narrower.
-    fn is_too_big_now(&mut self, departure: &mut Departure<'_>) -> bool {
-        self.paths.remove(&departure.to);
-        self.is_too_big(departure)
+    fn is_too_big_now(&mut self, sending: &mut Sending<'_>) -> bool {
+        self.paths.remove(&sending.to);
+        self.is_too_big(sending)
     }
 
     /// The largest IP packet that reaches a remote in one datagram.

@@ -61,18 +61,18 @@ impl TakeFrames for Joined<'_> {
     }
 }
 
-/// Joins the frames of a read in turns to super-packets. Returns the bytes and offload fields of
+/// Joins the frames of a split read to super-packets. Returns the bytes and offload fields of
 /// each, what was refused, and how many frames were joined without a packet of their own.
-fn join_turns(
+fn join_split(
     memory: &mut Memory,
     bytes: &[u8],
-    turns: (usize, usize),
+    split: (usize, usize),
     extends: bool,
 ) -> (SuperPackets, Vec<Refused>, usize) {
     let ledger = &Ledger::new();
     let (coalescer, packets, refused) = (Coalescer::new(1), Vec::new(), Vec::new());
     let mut joined = Joined { coalescer, ledger, packets, refused, extends, extended: 0 };
-    take_turns(memory, ledger, bytes, turns, turns.1, &mut joined);
+    take_split(memory, ledger, bytes, split, split.1, &mut joined);
     joined.coalescer.flush(&mut |packet, ()| joined.packets.push(packet));
     let packets = joined.packets.iter().map(|packet| (bytes_of(packet), *packet.offload()));
     (packets.collect(), joined.refused, joined.extended)
@@ -208,10 +208,10 @@ fn reads_are_bounded() {
     assert_eq!(all.last().expect("some").as_ref().err(), Some(&Refused::NoMemory));
 }
 
-/// Lays `bytes` out as a read in turns of `size` bytes with heads of `head` bytes does, and takes
+/// Splits `bytes` as a read in strides of `size` bytes with heads of `head` bytes does, and takes
 /// the frames out. The datagrams have `gro_size` bytes; 0 for a single one. Returns which heads are
 /// to be expected.
-fn take_turns(
+fn take_split(
     memory: &mut Memory,
     ledger: &Ledger,
     bytes: &[u8],
@@ -220,8 +220,8 @@ fn take_turns(
     frames: &mut impl TakeFrames,
 ) -> Option<usize> {
     let (mut heads, mut behind) = (Vec::new(), Vec::new());
-    for turn in bytes.chunks(size) {
-        let (front, rest) = turn.split_at(head.min(turn.len()));
+    for stride in bytes.chunks(size) {
+        let (front, rest) = stride.split_at(head.min(stride.len()));
         heads.extend(front);
         behind.extend(rest);
     }
@@ -235,27 +235,27 @@ fn take_turns(
     decapsulate_heads(&heads, pieces, gro_size, network, (memory, ledger), frames)
 }
 
-/// As [`take_turns`], with each frame as a packet.
-fn open_turns_of(
+/// As [`take_split`], with each frame as a packet.
+fn open_split(
     memory: &mut Memory,
     ledger: &Ledger,
     bytes: &[u8],
-    turns: (usize, usize),
+    split: (usize, usize),
     gro_size: usize,
 ) -> (Frames, Option<usize>) {
     let mut all = Packets(Vec::new());
-    let head = take_turns(memory, ledger, bytes, turns, gro_size, &mut all);
+    let head = take_split(memory, ledger, bytes, split, gro_size, &mut all);
     (all.0, head)
 }
 
-/// As [`open_turns_of`], of a run of datagrams for which the read was prepared.
+/// As [`open_split`], of a run of datagrams for which the read was prepared.
 fn open_heads(
     memory: &mut Memory,
     ledger: &Ledger,
     bytes: &[u8],
     (head, size): (usize, usize),
 ) -> Frames {
-    open_turns_of(memory, ledger, bytes, (head, size), size).0
+    open_split(memory, ledger, bytes, (head, size), size).0
 }
 
 /// A datagram with a TCP packet of `len` bytes of options and payload.
@@ -306,7 +306,7 @@ fn segments_are_joined_before_they_are_packets() {
         let frames: Vec<_> = spec.segments(1000).iter().map(Spec::frame).collect();
         let bytes: Vec<u8> = frames.iter().flat_map(|frame| datagram(frame)).collect();
         let size = frames[0].len() + HEADER_LEN;
-        let (packets, _, extended) = join_turns(&mut memory, &bytes, (size - 1000, size), true);
+        let (packets, _, extended) = join_split(&mut memory, &bytes, (size - 1000, size), true);
         assert_eq!(packets, [(spec.partial_frame(), spec.offload(1000))]);
         // The frames of the read have 2,048 bytes, so each has two whole segments or one.
         assert!(extended >= 6, "{extended} of 11");
@@ -370,7 +370,7 @@ fn heads_of_another_length_are_put_together() {
 
 /// Goal: a read of other datagrams than it was prepared for yields the frames that were sent, and
 /// says what to prepare the next one for: shorter and longer ones, a single one, a run whose last
-/// is shorter than a head, super-packets of a kernel. Copied is what does not lie in turns.
+/// is shorter than a head, super-packets of a kernel. Copied is what does not lie in strides.
 #[test]
 fn reads_of_other_datagrams_are_put_together() {
     let (mut memory, ledger) = (memory(), Ledger::new());
@@ -393,7 +393,7 @@ fn reads_of_other_datagrams_are_put_together() {
         ((tcp_datagram(1401, 12), 0, 1), None, true),
         ((tcp_datagram(1200, 12), 2000, 1), None, false),
     ] {
-        let (all, seen) = open_turns_of(&mut memory, &ledger, &bytes, prepared, size);
+        let (all, seen) = open_split(&mut memory, &ledger, &bytes, prepared, size);
         assert_eq!((all.len(), seen), (count, head), "{size}");
         let mut sent = Vec::new();
         for one in &all {
@@ -406,7 +406,7 @@ fn reads_of_other_datagrams_are_put_together() {
     for (tcp, len, size) in [(true, 20_000, 0), (false, 20_000, 1300), (false, 20_000, 1462)] {
         let spec = Spec::plain(false, tcp, pattern(len));
         let bytes = datagram(&spec.partial_frame());
-        let (all, seen) = open_turns_of(&mut memory, &ledger, &bytes, prepared, size);
+        let (all, seen) = open_split(&mut memory, &ledger, &bytes, prepared, size);
         assert_eq!((all.len(), seen), (1, None));
         let (packet, _) = all[0].as_ref().expect("a frame");
         assert_eq!(*packet.offload(), spec.offload(if tcp { 1410 } else { size as u16 }));
@@ -427,16 +427,16 @@ fn strangers_in_a_run_are_refused() {
     let wanted =
         [None, Some(Refused::WrongVni), Some(Refused::BadHeader), None, Some(Refused::Short)];
     for size in [1462, 1463, 1024, 4000] {
-        let turns = (HEADER_LEN + 66, size);
-        let (all, _) = open_turns_of(&mut memory, &ledger, &bytes, turns, 1462);
+        let split = (HEADER_LEN + 66, size);
+        let (all, _) = open_split(&mut memory, &ledger, &bytes, split, 1462);
         let refused: Vec<_> = all.iter().map(|one| one.as_ref().err().copied()).collect();
         assert_eq!(refused, wanted, "{size}");
     }
-    let (empty, _) = open_turns_of(&mut memory, &ledger, &[], (74, 1462), 0);
+    let (empty, _) = open_split(&mut memory, &ledger, &[], (74, 1462), 0);
     assert!(matches!(empty[..], [Err(Refused::Short)]), "an empty datagram counts, too");
     let held: Vec<_> = core::iter::from_fn(|| memory.large.take()).collect();
     let small: Vec<u8> = bytes[..1462 + 500].to_vec();
-    let (all, head) = open_turns_of(&mut memory, &ledger, &small, (74, 1024), 1462);
+    let (all, head) = open_split(&mut memory, &ledger, &small, (74, 1024), 1462);
     assert!(head.is_none() && all.len() == 2);
     assert!(all.iter().all(|one| one.as_ref().err() == Some(&Refused::NoMemory)));
     drop((all, held));
@@ -464,8 +464,8 @@ proptest! {
         let mut one = datagram(&spec.frame());
         one[HEADER_LEN + 14..].iter_mut().zip(&start).for_each(|(to, from)| *to ^= from);
         let bytes: Vec<u8> = core::iter::repeat_n(one, count).flatten().collect();
-        let turns = (head, size);
-        let (all, _) = open_turns_of(&mut memory, &ledger, &bytes, turns, gro_size);
+        let split = (head, size);
+        let (all, _) = open_split(&mut memory, &ledger, &bytes, split, gro_size);
         prop_assert!(!all.is_empty());
         let len: usize = all.iter().flatten().map(|(packet, _)| packet.len() + HEADER_LEN).sum();
         prop_assert!(len <= bytes.len());
@@ -504,9 +504,9 @@ proptest! {
             }
         }
         let bytes = all.concat();
-        let turns = (head, head + 900);
+        let split = (head, head + 900);
         let [(with, refused, _), (without, also_refused, extended)] =
-            [true, false].map(|extends| join_turns(&mut memory, &bytes, turns, extends));
+            [true, false].map(|extends| join_split(&mut memory, &bytes, split, extends));
         prop_assert_eq!(with, without);
         prop_assert_eq!((refused, extended), (also_refused, 0));
         assert_no_memory_held(&memory);

@@ -21,22 +21,22 @@ fn runs_are_forecast_while_they_are_alike() {
     let mut forecast = Forecast::default();
     assert!(!forecast.expects_run());
     for number in 0..=ALIKE_MIN {
-        assert_eq!(forecast.turns(), None, "after {number} runs");
+        assert_eq!(forecast.split(), None, "after {number} runs");
         forecast.note(RUN_LONG, Some(size(1462)), Some(74));
         assert!(forecast.expects_run());
     }
-    let turns = Turns { head: 74, size: size(1462) };
-    assert_eq!(forecast.turns(), Some(turns));
+    let split = HeadSplit { head: 74, size: size(1462) };
+    assert_eq!(forecast.split(), Some(split));
     for _ in 1..PATIENCE {
         forecast.note(1, None, None);
     }
-    assert!(forecast.expects_run() && forecast.turns() == Some(turns));
+    assert!(forecast.expects_run() && forecast.split() == Some(split));
     forecast.note(1, None, None);
     assert!(!forecast.expects_run());
     for (bytes, head) in [(1400, Some(74)), (1462, Some(62)), (1462, None)] {
-        let mut forecast = Forecast { patience: 1, turns: Some(turns), alike: ALIKE_MIN };
+        let mut forecast = Forecast { patience: 1, split: Some(split), alike: ALIKE_MIN };
         forecast.note(RUN_LONG, Some(size(bytes)), head);
-        assert!(forecast.expects_run() && forecast.turns().is_none(), "{bytes}, {head:?}");
+        assert!(forecast.expects_run() && forecast.split().is_none(), "{bytes}, {head:?}");
     }
 }
 

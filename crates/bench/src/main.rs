@@ -17,9 +17,8 @@
 //! temporary directory, which this process creates and removes.
 //!
 //! Modules form a line, and each uses only those before it: `{cases, lab, process, say, scratch} →
-//! {ping_pong, results, system} → {flows, iperf, report} → {datagrams, plot, vm} → {events,
-//! tunnels, vhost, zerocopy} → {gateway, work} → {ring,
-//! workers}`.
+//! {ping_pong, results, system} → {distance, flows, iperf, report} → {datagrams, plot, vm} →
+//! {events, tunnels, vhost, zerocopy} → {gateway, work} → {ring, workers}`.
 #![deny(unsafe_code)]
 
 use std::fs::File;
@@ -46,6 +45,7 @@ use work::Work;
 
 mod cases;
 mod datagrams;
+mod distance;
 mod events;
 mod flows;
 mod gateway;

@@ -13,10 +13,9 @@
 //! With two processors, the forwarder has one, and source and sink have the other. testpmd polls:
 //! it uses all of its processor, with or without packets.
 //!
-//! In a virtual machine these two are threads of the host, which moves them between its processors.
-//! So a cache line can take several times as long from one to the other as a second before, and
-//! then every forwarder has about half of its rate. This time is measured before and after each
-//! figure ([`Places::distance`]), and a case of a round is measured again if it changed.
+//! In a virtual machine, the distance of these two changes ([`distance`]), and every forwarder has
+//! about half of its rate where they are far apart. So it is measured before and after each figure,
+//! and a case of a round is measured again if it changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,10 +25,10 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use rustix::thread::CpuSet;
-use towpath_packet::sync::{AtomicU32, Ordering};
 
 use super::Timed;
 use super::cases::Case;
+use super::distance;
 use super::ping_pong::Stopwatch;
 use super::process::{self, Running, pin_thread};
 use super::report::{machine, reported, short};
@@ -93,9 +92,10 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
     let mut failures = 0;
     for round in 1..=plan.rounds {
         for series in &mut series {
-            let tries = if plan.rounds == 1 { 1 } else { TRIES };
+            let measure = |forwarder| places.measure(series.case, forwarder, plan.span);
+            let tries = distance::tries(plan.rounds);
             let (figures, distances) =
-                places.measure_all(series.case, systems, plan.span, tries)?;
+                distance::steadily(&places.processors, tries, systems, measure)?;
             for (index, figure) in figures.into_iter().enumerate() {
                 if let Err(error) = &figure {
                     let (case, name) = (&series.case.name, systems[index].name());
@@ -105,8 +105,7 @@ pub(super) fn measure(plan: &Timed, scratch: &Path) -> anyhow::Result<(Results, 
                 series.systems[index].rounds.push(figure.ok());
             }
             reported(round, plan.rounds, series);
-            let [shortest, longest] = distances.map(|distance| distance.as_nanos());
-            say::notice(format_args!("  a cache line there and back: {shortest} to {longest} ns"));
+            distance::reported(distances);
         }
     }
     Ok((Results { bench: "vhost", circumstances, series }, failures))
@@ -142,61 +141,6 @@ impl Forwarder {
 }
 
 impl Places<'_> {
-    /// Measures a case with all forwarders, up to `tries` times, until the distance of the
-    /// processors was about the same all the time. Also returns the shortest and longest distance
-    /// of the last try.
-    fn measure_all(
-        &self,
-        case: &Case,
-        systems: [Forwarder; 2],
-        span: Duration,
-        tries: u32,
-    ) -> anyhow::Result<([anyhow::Result<f64>; 2], [Duration; 2])> {
-        let mut left = tries;
-        loop {
-            let before = self.distance()?;
-            let measure = |forwarder| (self.measure(case, forwarder, span), self.distance());
-            let [(first, between), (second, after)] = systems.map(measure);
-            let (figures, mut distances) = ([first, second], [before, between?, after?]);
-            distances.sort();
-            let [shortest, _, longest] = distances;
-            left -= 1;
-            if left == 0 || longest <= 2 * shortest || figures.iter().any(Result::is_err) {
-                return Ok((figures, [shortest, longest]));
-            }
-        }
-    }
-
-    /// Measures how long a cache line takes from the processor of the ends to that of the
-    /// forwarder, and back. Zero if they have the same processor.
-    fn distance(&self) -> anyhow::Result<Duration> {
-        let [ends, forwarding] = &self.processors;
-        if ends == forwarding {
-            return Ok(Duration::ZERO);
-        }
-        let line = AtomicU32::new(0);
-        // Acquire and Release: each side writes only after it saw what the other wrote.
-        let turns = |place: &CpuSet, own: u32| {
-            pin_thread(place)?;
-            let started = Stopwatch::start();
-            for turn in (own..2 * LINE_TURNS).step_by(2) {
-                let came = (0..LOOKS_MAX).any(|_| line.load(Ordering::Acquire) == turn);
-                ensure!(came, "a thread does not get its processor");
-                line.store(turn + 1, Ordering::Release);
-            }
-            Ok(started.elapsed())
-        };
-        let (first, second) = thread::scope(|scope| {
-            let other = scope.spawn(|| turns(forwarding, 1));
-            (scope.spawn(|| turns(ends, 0)).join(), other.join())
-        });
-        let elapsed: anyhow::Result<Duration> = match (first, second) {
-            (Ok(elapsed), Ok(other)) => elapsed.and_then(|elapsed| other.map(|_| elapsed)),
-            _ => bail!("a thread panicked"),
-        };
-        Ok(elapsed? / LINE_TURNS)
-    }
-
     fn measure(&self, case: &Case, forwarder: Forwarder, span: Duration) -> anyhow::Result<f64> {
         let [ends, forwarding] = &self.processors;
         let sockets = Scratch::inside(self.scratch)?;
@@ -364,13 +308,6 @@ const SETTINGS: [&str; 6] = [
     "--no-lsc-interrupt",
 ];
 const MACS: [&str; 2] = ["02:00:00:00:00:0a", "02:00:00:00:00:0b"];
-/// Most times that a case of a round is measured, if there are several rounds.
-const TRIES: u32 = 4;
-/// How often a cache line goes there and back to measure the distance of two processors: for
-/// several milliseconds, as the second thread starts later than the first.
-const LINE_TURNS: u32 = 100_000;
-/// A thread looks for the other's turn for about a second.
-const LOOKS_MAX: u32 = 1 << 30;
 /// Half of a ring's capacity.
 const WINDOW_BURSTS: u32 = 16;
 const WARM_UP: Duration = Duration::from_millis(300);

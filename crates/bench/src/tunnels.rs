@@ -9,6 +9,9 @@
 //! both hosts, iperf3 on both machines, and the kernel's softirq threads. The kernel's tunnel works
 //! in softirqs, whose time counts for the process that they interrupt. What they take of a
 //! processor that has nothing else to do is not counted, for either.
+//!
+//! All that takes part runs on any processor. The [`distance`] of the first two is measured before
+//! and after each figure, and a run of a round is measured again if it changed.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -19,6 +22,7 @@ use anyhow::{bail, ensure};
 
 use super::Timed;
 use super::cases::Case;
+use super::distance;
 use super::iperf::{self, Direction, Test};
 use super::lab::{self, Network, ip};
 use super::ping_pong::Stopwatch;
@@ -26,6 +30,7 @@ use super::process::{self, KernelThreads, Running};
 use super::report::{machine, reported};
 use super::results::{Results, Series, System};
 use super::system::find_program;
+use super::vm;
 use crate::say;
 
 /// Shortest measurement.
@@ -86,7 +91,7 @@ enum Tunnel {
 pub(super) fn measure(plan: &Timed, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
     ensure!(find_program("iperf3").is_some(), "iperf3 is not installed");
     process::go_first();
-    let hosts = Hosts::new()?;
+    let (hosts, processors) = (Hosts::new()?, vm::places()?);
     let seconds = u32::try_from(plan.span.as_secs()).unwrap_or(u32::MAX).max(1);
     let rounds = plan.rounds;
     let circumstances = vec![
@@ -103,12 +108,15 @@ pub(super) fn measure(plan: &Timed, kernel: &KernelThreads) -> anyhow::Result<(R
             if !cases.iter().any(|case| plan.selection.has(case)) {
                 continue;
             }
-            for (index, tunnel) in tunnels.into_iter().enumerate() {
-                let figures = hosts.measure(traffic, tunnel, seconds, kernel);
+            let measure = |tunnel| hosts.measure(traffic, tunnel, seconds, kernel);
+            let tries = distance::tries(rounds);
+            let (of_tunnels, distances) =
+                distance::steadily(&processors, tries, tunnels, measure)?;
+            for (index, figures) in of_tunnels.into_iter().enumerate() {
                 if let Err(error) = &figures {
-                    let (case, name) = (&cases[0].name, tunnel.name());
+                    let (case, name) = (&cases[0].name, tunnels[index].name());
                     say::error(format_args!("{case}: {name}: {error:#}"));
-                    failures += usize::from(matches!(tunnel, Tunnel::Towpath));
+                    failures += usize::from(matches!(tunnels[index], Tunnel::Towpath));
                 }
                 let figures = figures.map_or([None; 2], |figures| figures.map(Some));
                 for (series, figure) in series.iter_mut().zip(figures) {
@@ -118,6 +126,7 @@ pub(super) fn measure(plan: &Timed, kernel: &KernelThreads) -> anyhow::Result<(R
             for series in series.iter().filter(|series| plan.selection.has(series.case)) {
                 reported(round, rounds, series);
             }
+            distance::reported(distances);
         }
     }
     series.retain(|series| plan.selection.has(series.case));

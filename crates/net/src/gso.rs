@@ -29,6 +29,7 @@ mod offload_fields;
 mod splitter;
 mod sum;
 mod tunnel;
+mod walk;
 
 use towpath_packet::packet::HEADER_BYTES;
 pub(crate) use towpath_packet::segmentation::{Part, Template};
@@ -46,6 +47,7 @@ pub(crate) use splitter::Splitter;
 pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
 pub(crate) use sum::{add_stretch, sum_is_right};
 pub(crate) use tunnel::headers_end;
+pub(crate) use walk::Walk;
 
 /// How to handle the transport checksum of each segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

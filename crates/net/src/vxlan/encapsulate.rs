@@ -24,7 +24,7 @@ use towpath_packet::{Checksum, Ledger, Packet, Piece, Segmentation};
 
 use super::HEADER_LEN;
 use crate::checksum::{self, Sum};
-use crate::gso::add_stretch;
+use crate::gso::{Walk, add_stretch};
 use crate::wire::field::write_u16;
 use crate::wire::udp;
 
@@ -183,31 +183,6 @@ fn complete<'a>(
     // Only UDP has that offset. RFC 768: a computed zero is sent as all ones.
     let is_udp = offset == udp::CHECKSUM_OFFSET;
     write_u16(headers, start + offset, if is_udp { checksum::udp_nonzero(sum) } else { sum });
-}
-
-/// A walk along payload.
-struct Walk<'a, I> {
-    pieces: I,
-    /// The piece that is next, and where in it.
-    piece: Option<&'a Piece>,
-    at: usize,
-}
-
-impl<'a, I: Iterator<Item = &'a Piece>> Walk<'a, I> {
-    fn of(mut pieces: I) -> Self {
-        Self { piece: pieces.next(), at: 0, pieces }
-    }
-
-    /// The next bytes in one piece, at most `most`. `None` at the end.
-    fn next(&mut self, most: usize) -> Option<(&'a Piece, Range<usize>)> {
-        let piece = self.piece?;
-        let range = self.at..piece.len().min(self.at + most);
-        self.at = range.end;
-        if self.at == piece.len() {
-            (self.piece, self.at) = (self.pieces.next(), 0);
-        }
-        Some((piece, range))
-    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use towpath_net::vxlan::decapsulate::{
 use towpath_net::vxlan::{HEADER_LEN, Vni, answers, header};
 use towpath_net::wire::MacAddr;
 use towpath_packet::packet::PEEK_BYTES;
-use towpath_packet::{Burst, Caps, Ledger, Memory, Offload, Packet, Piece};
+use towpath_packet::{Burst, Caps, Ledger, Memory, Offload, Packet};
 
 use crate::input::Input;
 use crate::packets::{check_returned, memory, received};
@@ -130,8 +130,13 @@ impl TakeFrames for Packets {
         self.0.push(frame.map(|(packet, _)| frame_of(&packet)));
     }
 
-    fn extend(&mut self, _: &[u8], payload: Piece) -> Result<(), Piece> {
-        Err(payload)
+    fn extend<'a>(
+        &mut self,
+        _: impl Iterator<Item = &'a [u8]> + Clone,
+        _: usize,
+        _: &mut Packet,
+    ) -> usize {
+        0
     }
 }
 
@@ -155,12 +160,17 @@ impl TakeFrames for Joined<'_> {
         }
     }
 
-    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece> {
+    fn extend<'a>(
+        &mut self,
+        headers: impl Iterator<Item = &'a [u8]> + Clone,
+        size: usize,
+        payload: &mut Packet,
+    ) -> usize {
         if !self.extends {
-            return Err(payload);
+            return 0;
         }
         let mut keep = |packet, ()| self.packets.push(packet);
-        self.coalescer.extend(headers, payload, self.ledger, &mut keep)
+        self.coalescer.extend(headers, size, payload, self.ledger, &mut keep)
     }
 }
 

@@ -40,7 +40,7 @@ mod aggregate;
 use core::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::FixedState;
-use towpath_packet::{Checksum, Ledger, Packet, Piece};
+use towpath_packet::{Checksum, Ledger, Packet};
 
 use crate::gso::{IP_BYTES_MAX, Shape, partial, sum_is_right};
 use crate::wire::field::read_u16;
@@ -115,27 +115,30 @@ impl<T> Coalescer<T> {
         self.last = Some((number, bucket.count() - 1));
     }
 
-    /// Merges a segment that is no packet yet into the packet that the last call held or merged
-    /// into: it costs no handle then, and its flow is not searched. `headers` are all headers of
-    /// its frame.
+    /// Merges segments that are no packets yet into the packet that the last call held or merged
+    /// into, as many as follow it: they cost no handle then, and their flow is not searched.
+    /// `headers` are all headers of each frame. `payload` has the payload of all: `size` bytes of
+    /// each but the last, which may be shorter. Moves that of the merged ones out of it.
     ///
-    /// # Errors
-    /// The payload, if the segment is not the next of that packet. Nothing has changed: a packet
-    /// with these bytes is to be passed to [`receive`](Self::receive).
-    pub fn extend(
+    /// Returns how many were merged. The next one, if there is one, is not the next segment of that
+    /// packet, or must be a packet first: one with its bytes is to be passed to
+    /// [`receive`](Self::receive).
+    pub fn extend<'a>(
         &mut self,
-        headers: &[u8],
-        payload: Piece,
+        headers: impl Iterator<Item = &'a [u8]>,
+        size: usize,
+        payload: &mut Packet,
         ledger: &Ledger,
         out: &mut impl FnMut(Packet, T),
-    ) -> Result<(), Piece> {
-        let Some((bucket, place)) = self.last else { return Err(payload) };
+    ) -> usize {
+        let Some((bucket, place)) = self.last else { return 0 };
         let bucket = &mut self.buckets[bucket];
-        if bucket.at(place).extend(headers, payload, ledger)? {
+        let (count, ends) = bucket.at(place).extend(headers, size, payload, ledger);
+        if ends {
             self.last = None;
             bucket.remove(place).finish(out);
         }
-        Ok(())
+        count
     }
 
     /// Delivers all held packets, at the end of each burst.

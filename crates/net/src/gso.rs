@@ -44,10 +44,10 @@ pub(crate) use header_layout::{Shape, write_ipv4_checksum};
 pub use offload_fields::{OffloadError, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, check_offload};
 pub use splitter::PARTS_MAX;
 pub(crate) use splitter::Splitter;
+pub(crate) use sum::sum_is_right;
 pub use sum::{ChecksumError, complete_checksum, transport_sum, verify_checksum};
-pub(crate) use sum::{add_stretch, sum_is_right};
 pub(crate) use tunnel::headers_end;
-pub(crate) use walk::Walk;
+pub(crate) use walk::{Walk, move_front};
 
 /// How to handle the transport checksum of each segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,9 @@ use towpath_packet::packet::{HEADER_BYTES, PIECES_MAX};
 use towpath_packet::{Checksum, Gso, GsoKind, Ledger, Offload, Packet, Piece};
 
 use super::{AGGREGATES_PER_BUCKET, UDP_COALESCED_MAX, is_canonical};
-use crate::gso::{IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, add_stretch, partial};
+use crate::gso::{
+    IP_BYTES_MAX, Part, Shape, TCP_SEGMENTS_MAX, Template, Walk, move_front, partial,
+};
 use crate::wire::field::{read_u16, write_u16};
 use crate::wire::headers::{Transport, Version};
 use crate::wire::tcp::{self, Flags};
@@ -37,9 +39,12 @@ impl<T> Aggregate<T> {
     /// Merges the next packet of the flow, whose checksum has been verified. `Ok(true)` if no
     /// packet may follow it. Returns the packet if it is not the next segment or does not fit.
     pub(super) fn merge(&mut self, mut next: Packet) -> Result<bool, Packet> {
-        let (len, pieces) = (next.payload_len(), next.piece_count());
+        let len = next.payload_len();
         let is_verified = next.offload().checksum == Checksum::Unnecessary;
-        if !self.fits(len, pieces) || !self.is_next(next.headers(), len, is_verified) {
+        if self.packet.piece_count() + next.piece_count() > PIECES_MAX
+            || !self.fits(0, len)
+            || !self.expected().is_next(self, next.headers(), (0, len), is_verified)
+        {
             return Err(next);
         }
         for piece in next.take_pieces() {
@@ -48,21 +53,53 @@ impl<T> Aggregate<T> {
         Ok(self.ends_with(next.headers(), len))
     }
 
-    /// Merges the next segment of the flow, which is no packet yet, as [`merge`](Self::merge) does.
-    /// Verifies its checksum.
-    pub(super) fn extend(
+    /// Merges segments of the flow that are no packets yet, as [`merge`](Self::merge) does, as many
+    /// as follow. Verifies their checksums. `payload` has `size` bytes for each but the last. Moves
+    /// those of the merged ones, and returns how many these are, and true if no packet may follow.
+    pub(super) fn extend<'a>(
         &mut self,
-        headers: &[u8],
-        payload: Piece,
+        headers: impl Iterator<Item = &'a [u8]>,
+        size: usize,
+        payload: &mut Packet,
         ledger: &Ledger,
-    ) -> Result<bool, Piece> {
-        let len = payload.len();
-        let is_next = self.fits(len, 1) && self.is_next(headers, len, true);
-        if !is_next || !self.is_right(headers, &payload, ledger) {
-            return Err(payload);
+    ) -> (usize, bool) {
+        // A few of the pieces might still have room: those segments are merged as packets.
+        if self.packet.piece_count() + payload.piece_count() > PIECES_MAX {
+            return (0, false);
         }
-        self.packet.push_piece(payload).expect("the pieces were counted");
-        Ok(self.ends_with(headers, len))
+        let (count, bytes, ends) = self.follow(headers, size, payload, ledger);
+        move_front(payload, bytes, &mut self.packet);
+        (count, ends)
+    }
+
+    /// Counts the segments that follow, and bytes of their payload, as
+    /// [`extend`](Self::extend) does.
+    fn follow<'a>(
+        &mut self,
+        headers: impl Iterator<Item = &'a [u8]>,
+        size: usize,
+        payload: &Packet,
+        ledger: &Ledger,
+    ) -> (usize, usize, bool) {
+        let expected = self.expected();
+        let (mut count, mut bytes, mut ends) = (0, 0, false);
+        let mut walk = Walk::of(payload.pieces());
+        for headers in headers {
+            let len = size.min(payload.payload_len() - bytes);
+            if len == 0
+                || !self.fits(bytes, len)
+                || !expected.is_next(self, headers, (bytes, len), true)
+                || !self.is_right(headers, len, &mut walk, ledger)
+            {
+                break;
+            }
+            (count, bytes) = (count + 1, bytes + len);
+            ends = self.ends_with(headers, len);
+            if ends {
+                break;
+            }
+        }
+        (count, bytes, ends)
     }
 
     /// Counts a segment that was merged. True if no packet may follow it.
@@ -93,49 +130,43 @@ impl<T> Aggregate<T> {
         out(self.packet, self.known);
     }
 
-    /// True if `len` more bytes in so many pieces stay within the limits of a super-packet; a full
-    /// one is delivered at once. Only the last packet may be shorter than the first, and ends the
-    /// super-packet.
-    fn fits(&self, len: usize, pieces: usize) -> bool {
-        let payload = self.packet.payload_len() + len;
-        len <= usize::from(self.size.get())
-            && self.packet.piece_count() + pieces <= PIECES_MAX
-            && self.shape.ip_len(payload) <= IP_BYTES_MAX
+    /// True if a segment of `len` bytes, `ahead` bytes behind the payload, stays within the limits
+    /// of a super-packet; a full one is delivered at once. Only the last packet may be shorter than
+    /// the first, and ends the super-packet.
+    fn fits(&self, ahead: usize, len: usize) -> bool {
+        let payload = self.packet.payload_len() + ahead + len;
+        len <= usize::from(self.size.get()) && self.shape.ip_len(payload) <= IP_BYTES_MAX
     }
 
-    /// True if these are the headers that segmentation would produce for the next segment, which
-    /// has `len` bytes, except for FIN and PSH, which the last segment may add.
-    fn is_next(&self, headers: &[u8], len: usize, is_verified: bool) -> bool {
-        if headers.len() != self.shape.end {
-            return false;
-        }
-        let mut expected = [0; HEADER_BYTES];
-        let expected = &mut expected[..self.shape.end];
-        let part = Part { index: self.count, offset: self.packet.payload_len(), len, last: false };
-        expected.copy_from_slice(self.packet.headers());
-        self.shape.template(expected).patch(&part, expected);
-        if self.shape.transport == Transport::Tcp {
-            let at = self.shape.transport_at + tcp::at::FLAGS;
-            expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;
-        }
-        if is_verified {
-            // A checksum that is right is the one that would be computed.
-            let at = self.shape.checksum_at();
-            expected[at..at + 2].copy_from_slice(&headers[at..at + 2]);
-        }
-        expected == headers
+    /// What the headers of the next segments are compared with.
+    fn expected(&self) -> Expected {
+        let mut expected = Expected {
+            headers: [0; HEADER_BYTES],
+            template: self.shape.template(self.packet.headers()),
+        };
+        let headers = &mut expected.headers[..self.shape.end];
+        headers.copy_from_slice(self.packet.headers());
+        expected.template.prepare(headers, self.size);
+        expected
     }
 
-    /// True if the checksum of a segment is right and is the one that segmentation would write.
-    fn is_right(&self, headers: &[u8], payload: &Piece, ledger: &Ledger) -> bool {
+    /// True if the checksum of a segment is right and is the one that segmentation would write. Its
+    /// payload is next in `walk`.
+    fn is_right<'a>(
+        &self,
+        headers: &[u8],
+        len: usize,
+        walk: &mut Walk<'a, impl Iterator<Item = &'a Piece>>,
+        ledger: &Ledger,
+    ) -> bool {
         let Self { shape, .. } = self;
         let field = read_u16(headers, shape.checksum_at());
         if !is_canonical(field, shape) {
             return false;
         }
-        let mut sum = shape.pseudo_header(headers, shape.transport_len(payload.len()));
+        let mut sum = shape.pseudo_header(headers, shape.transport_len(len));
         sum.add(&headers[shape.transport_at..]);
-        add_stretch(&mut sum, payload, 0..payload.len(), ledger);
+        walk.add_next(len, &mut sum, ledger);
         sum.fold() == 0xffff
     }
 
@@ -159,6 +190,44 @@ impl<T> Aggregate<T> {
             Transport::Tcp => TCP_SEGMENTS_MAX,
             Transport::Udp => UDP_COALESCED_MAX,
         }
+    }
+}
+
+/// The headers that the segments of an aggregate have in common, and what writes the others.
+struct Expected {
+    headers: [u8; HEADER_BYTES],
+    template: Template,
+}
+
+impl Expected {
+    /// True if these are the headers that segmentation would produce for the segment whose payload
+    /// is `ahead` bytes behind that of `held`, and has `len` bytes, except for FIN and PSH, which
+    /// the last segment may add.
+    fn is_next<T>(
+        &self,
+        held: &Aggregate<T>,
+        headers: &[u8],
+        (ahead, len): (usize, usize),
+        is_verified: bool,
+    ) -> bool {
+        let shape = &held.shape;
+        if headers.len() != shape.end {
+            return false;
+        }
+        let mut expected = self.headers;
+        let expected = &mut expected[..shape.end];
+        let offset = held.packet.payload_len() + ahead;
+        self.template.patch(&Part { index: held.count, offset, len, last: false }, expected);
+        if shape.transport == Transport::Tcp {
+            let at = shape.transport_at + tcp::at::FLAGS;
+            expected[at] |= headers[at] & (Flags::FIN | Flags::PSH).0;
+        }
+        if is_verified {
+            // A checksum that is right is the one that would be computed.
+            let at = shape.checksum_at();
+            expected[at..at + 2].copy_from_slice(&headers[at..at + 2]);
+        }
+        expected == headers
     }
 }
 

@@ -38,17 +38,6 @@ impl<I: Iterator<Item = Piece>> Splitter<I> {
         }
     }
 
-    /// Takes the next `len` bytes, at least one, if they lie in one piece.
-    ///
-    /// # Panics
-    /// If no byte is left.
-    pub(crate) fn take_whole(&mut self, len: usize) -> Option<Piece> {
-        let piece = self.rest.take().unwrap_or_else(|| self.next_piece(len));
-        let is_whole = piece.len() >= len;
-        self.rest = Some(piece);
-        is_whole.then(|| self.next(len))
-    }
-
     /// Takes the next bytes that lie in one piece, at most `most`.
     fn next(&mut self, most: usize) -> Piece {
         let mut piece = self.rest.take().unwrap_or_else(|| self.next_piece(most));

@@ -2,7 +2,10 @@
 
 use core::ops::Range;
 
-use towpath_packet::Piece;
+use towpath_packet::{Ledger, Packet, Piece};
+
+use super::sum::add_stretch;
+use crate::checksum::Sum;
 
 /// A walk along payload.
 pub(crate) struct Walk<'a, I> {
@@ -26,5 +29,31 @@ impl<'a, I: Iterator<Item = &'a Piece>> Walk<'a, I> {
             (self.piece, self.at) = (self.pieces.next(), 0);
         }
         Some((piece, range))
+    }
+
+    /// Adds the next `len` bytes to a sum, or as many as there are.
+    pub(crate) fn add_next(&mut self, len: usize, sum: &mut Sum, ledger: &Ledger) {
+        let mut left = len;
+        while left > 0
+            && let Some((piece, range)) = self.next(left)
+        {
+            left -= range.len();
+            add_stretch(sum, piece, range, ledger);
+        }
+    }
+}
+
+/// Moves the first `len` bytes of the payload of a packet behind the payload of another.
+///
+/// # Panics
+/// If `from` has fewer bytes, or `to` no room for their pieces.
+pub(crate) fn move_front(from: &mut Packet, len: usize, to: &mut Packet) {
+    let mut left = len;
+    while left > 0 {
+        let piece = from.pieces().next().expect("there are so many bytes");
+        let piece = piece.slice(0, left.min(piece.len()));
+        left -= piece.len();
+        from.drop_front(piece.len());
+        to.push_piece(piece).expect("there is room for the pieces");
     }
 }

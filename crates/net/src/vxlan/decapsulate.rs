@@ -31,7 +31,7 @@ use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::{Checksum, Frame, Gso, GsoKind, Ledger, Memory, Offload, Packet, Piece, Site};
 
 use super::{HEADER_LEN, Malformed, Vni, parse};
-use crate::gso::{Shape, Splitter, partial};
+use crate::gso::{Shape, Splitter, move_front, partial};
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::field::read_u16;
 use crate::wire::headers::{Headers, Transport, Version};
@@ -68,12 +68,17 @@ pub trait TakeFrames {
     /// Takes a frame, or why there is none.
     fn take(&mut self, frame: Opened, memory: &mut Memory);
 
-    /// Takes a frame that is no packet yet, and follows the frame that was taken last: its headers,
-    /// which end where those of the frame before did, and its payload.
-    ///
-    /// # Errors
-    /// The payload; nothing has changed. The frame is then made a packet.
-    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece>;
+    /// Takes frames that are no packets yet, and may follow the frame that was taken last, as many
+    /// as do. `headers` are the headers of each, which end where those of the frame before did.
+    /// `payload` has the payload of all: `size` bytes of each but the last, which may be shorter.
+    /// Moves that of the frames it takes out of it, and returns how many these are. The next one is
+    /// then made a packet.
+    fn extend<'a>(
+        &mut self,
+        headers: impl Iterator<Item = &'a [u8]> + Clone,
+        size: usize,
+        payload: &mut Packet,
+    ) -> usize;
 }
 
 /// Takes the frames out of what one read returned: bytes in `pieces`, at most as many pieces as a
@@ -214,34 +219,23 @@ fn open_strides(
     frames: &mut impl TakeFrames,
 ) {
     let stretch = heads.stride() - heads.head;
-    let mut left = behind.payload_len();
-    let mut splitter = Splitter::new(behind.take_pieces(), stretch);
+    let mut strides = heads.bytes.chunks(heads.head).take(DATAGRAMS_MAX);
     // The VXLAN header of the frame before, if that was taken with its head.
-    let mut before = None;
-    let mut heads_of_strides = heads.bytes.chunks(heads.head);
-    for head in heads_of_strides.by_ref().take(DATAGRAMS_MAX) {
-        let len = stretch.min(left);
-        left -= len;
-        let mut payload = None;
-        if before.is_some()
-            && before == head.first_chunk::<HEADER_LEN>()
-            && len > 0
-            && let Some(whole) = splitter.take_whole(len)
-        {
-            match frames.extend(&head[HEADER_LEN..], whole) {
-                Ok(()) => continue,
-                Err(whole) => payload = Some(whole),
-            }
+    let mut before: Option<&[u8; HEADER_LEN]> = None;
+    loop {
+        if let Some(header) = before {
+            let following = strides.clone().map_while(|head| head.strip_prefix(header));
+            let count = frames.extend(following, stretch, &mut behind);
+            strides.by_ref().take(count).for_each(drop);
         }
+        let Some(head) = strides.next() else { break };
         let Some(mut packet) = memory.packet() else {
             return frames.take(Err(Refused::NoMemory), memory);
         };
         let headers = headers_in_head(head);
         let has_head = headers.is_some() || push_copy(&mut packet, head, memory, ledger);
-        match payload {
-            Some(whole) => packet.push_piece(whole).expect("it has at most a head"),
-            None => splitter.split(len, &mut packet),
-        }
+        let len = stretch.min(behind.payload_len());
+        move_front(&mut behind, len, &mut packet);
         let frame = match headers {
             Some(headers) => open_head(packet, head, &headers, vni, mtu),
             None if has_head => open(packet, vni, mtu),
@@ -250,7 +244,7 @@ fn open_strides(
         before = head.first_chunk().filter(|_| headers.is_some() && frame.is_ok());
         frames.take(frame, memory);
     }
-    if heads_of_strides.next().is_some() {
+    if heads.bytes.len() > DATAGRAMS_MAX * heads.head {
         frames.take(Err(Refused::NoMemory), memory);
     }
 }

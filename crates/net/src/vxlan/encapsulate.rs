@@ -24,7 +24,7 @@ use towpath_packet::{Checksum, Ledger, Packet, Piece, Segmentation};
 
 use super::HEADER_LEN;
 use crate::checksum::{self, Sum};
-use crate::gso::{Walk, add_stretch};
+use crate::gso::Walk;
 use crate::wire::field::write_u16;
 use crate::wire::udp;
 
@@ -172,13 +172,7 @@ fn complete<'a>(
 ) {
     let mut sum = Sum::new();
     sum.add(&headers[start..]);
-    let mut left = payload;
-    while left > 0
-        && let Some((piece, range)) = walk.next(left)
-    {
-        left -= range.len();
-        add_stretch(&mut sum, piece, range, ledger);
-    }
+    walk.add_next(payload, &mut sum, ledger);
     let sum = sum.finish();
     // Only UDP has that offset. RFC 768: a computed zero is sent as all ones.
     let is_udp = offset == udp::CHECKSUM_OFFSET;

@@ -11,8 +11,8 @@
 //! ([`decapsulate_heads`]): a super-packet made of a read is then as long as one can be. For that
 //! the lengths must be known before. While long runs differ, the port looks at each before it reads
 //! it. Once several in a row were alike, it reads the next without a look, as if it were like them
-//! ([`Forecast`]). A segment in such a read that follows the one before is joined to it before it
-//! is a packet ([`TakeFrames::extend`]).
+//! ([`Forecast`]). Segments in such a read that follow the one before are joined to it before they
+//! are packets ([`TakeFrames::extend`]).
 //!
 //! Invariant: each datagram that was read is a frame, or counted as a drop.
 
@@ -35,7 +35,7 @@ use towpath_net::wire::MacAddr;
 use towpath_packet::burst::BURST_MAX;
 use towpath_packet::packet::PEEK_BYTES;
 use towpath_packet::pool::LARGE_FRAMES_PER_PACKET;
-use towpath_packet::{Burst, Context, Input, Ledger, Memory, Packet, Piece};
+use towpath_packet::{Burst, Context, Input, Ledger, Memory, Packet};
 
 use super::VxlanCounters;
 use crate::network::config::PortError;
@@ -317,18 +317,24 @@ impl TakeFrames for Taker<'_> {
         }
     }
 
-    /// Joins a frame to the one before, from the same sender to the same station.
-    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece> {
+    /// Joins frames to the one before, from the same sender to the same station.
+    fn extend<'a>(
+        &mut self,
+        headers: impl Iterator<Item = &'a [u8]> + Clone,
+        size: usize,
+        payload: &mut Packet,
+    ) -> usize {
         if !self.may_extend {
-            return Err(payload);
+            return 0;
         }
-        let len = headers.len() + payload.len();
+        let (len, before) = (headers.clone().next().map_or(0, <[u8]>::len), payload.payload_len());
         let Self { coalescer, received, ledger, .. } = self;
         let mut keep = |packet, ()| received.push_back(packet);
-        coalescer.extend(headers, payload, ledger, &mut keep)?;
-        self.counters.received += 1;
-        self.counters.received_bytes += len as u64;
-        Ok(())
+        let count = coalescer.extend(headers, size, payload, ledger, &mut keep);
+        self.counters.received += count as u64;
+        // Those that were joined have headers of one length.
+        self.counters.received_bytes += (count * len + before - payload.payload_len()) as u64;
+        count
     }
 }
 

@@ -22,8 +22,13 @@ impl TakeFrames for Packets {
         self.0.push(frame);
     }
 
-    fn extend(&mut self, _: &[u8], payload: Piece) -> Result<(), Piece> {
-        Err(payload)
+    fn extend<'a>(
+        &mut self,
+        _: impl Iterator<Item = &'a [u8]> + Clone,
+        _: usize,
+        _: &mut Packet,
+    ) -> usize {
+        0
     }
 }
 
@@ -38,6 +43,20 @@ struct Joined<'a> {
     extended: usize,
 }
 
+impl<'a> Joined<'a> {
+    fn new(ledger: &'a Ledger, extends: bool) -> Self {
+        let (packets, refused) = (Vec::new(), Vec::new());
+        Self { coalescer: Coalescer::new(1), ledger, packets, refused, extends, extended: 0 }
+    }
+
+    /// The bytes and offload fields of all packets, at the end of a burst.
+    fn finish(&mut self) -> SuperPackets {
+        self.coalescer.flush(&mut |packet, ()| self.packets.push(packet));
+        let packets = self.packets.drain(..);
+        packets.map(|packet| (bytes_of(&packet), *packet.offload())).collect()
+    }
+}
+
 impl TakeFrames for Joined<'_> {
     fn take(&mut self, frame: Opened, _: &mut Memory) {
         let mut keep = |packet, ()| self.packets.push(packet);
@@ -50,14 +69,19 @@ impl TakeFrames for Joined<'_> {
         }
     }
 
-    fn extend(&mut self, headers: &[u8], payload: Piece) -> Result<(), Piece> {
+    fn extend<'a>(
+        &mut self,
+        headers: impl Iterator<Item = &'a [u8]> + Clone,
+        size: usize,
+        payload: &mut Packet,
+    ) -> usize {
         if !self.extends {
-            return Err(payload);
+            return 0;
         }
         let mut keep = |packet, ()| self.packets.push(packet);
-        self.coalescer.extend(headers, payload, self.ledger, &mut keep)?;
-        self.extended += 1;
-        Ok(())
+        let count = self.coalescer.extend(headers, size, payload, self.ledger, &mut keep);
+        self.extended += count;
+        count
     }
 }
 
@@ -69,13 +93,10 @@ fn join_split(
     split: (usize, usize),
     extends: bool,
 ) -> (SuperPackets, Vec<Refused>, usize) {
-    let ledger = &Ledger::new();
-    let (coalescer, packets, refused) = (Coalescer::new(1), Vec::new(), Vec::new());
-    let mut joined = Joined { coalescer, ledger, packets, refused, extends, extended: 0 };
-    take_split(memory, ledger, bytes, split, split.1, &mut joined);
-    joined.coalescer.flush(&mut |packet, ()| joined.packets.push(packet));
-    let packets = joined.packets.iter().map(|packet| (bytes_of(packet), *packet.offload()));
-    (packets.collect(), joined.refused, joined.extended)
+    let ledger = Ledger::new();
+    let mut joined = Joined::new(&ledger, extends);
+    take_split(memory, &ledger, bytes, split, split.1, &mut joined);
+    (joined.finish(), joined.refused, joined.extended)
 }
 
 fn vni() -> Vni {
@@ -296,8 +317,8 @@ fn heads_are_read_apart() {
     assert_all_back(&memory, &ledger);
 }
 
-/// Goal: segments that follow each other are joined without a packet for each: all that lie in one
-/// frame of the read.
+/// Goal: segments that follow each other are joined without a packet for each, also those that lie
+/// in two frames of the read.
 #[test]
 fn segments_are_joined_before_they_are_packets() {
     let mut memory = memory();
@@ -308,8 +329,33 @@ fn segments_are_joined_before_they_are_packets() {
         let size = frames[0].len() + HEADER_LEN;
         let (packets, _, extended) = join_split(&mut memory, &bytes, (size - 1000, size), true);
         assert_eq!(packets, [(spec.partial_frame(), spec.offload(1000))]);
-        // The frames of the read have 2,048 bytes, so each has two whole segments or one.
-        assert!(extended >= 6, "{extended} of 11");
+        assert_eq!(extended, 11);
+    }
+    assert_no_memory_held(&memory);
+}
+
+/// Goal: a super-packet goes on in the next read as it does with a packet for each segment, also if
+/// it has no room for all pieces of that read.
+#[test]
+fn segments_are_joined_across_reads() {
+    let mut memory = memory();
+    let ledger = Ledger::new();
+    let spec = Spec::plain(false, true, pattern(40_000));
+    let all: Vec<_> =
+        spec.segments(1000).iter().map(|segment| datagram(&segment.frame())).collect();
+    let size = all[0].len();
+    for count in [10, 20, 35] {
+        let [with, without] = [true, false].map(|extends| {
+            let mut joined = Joined::new(&ledger, extends);
+            for read in [&all[..count], &all[count..]] {
+                let split = (size - 1000, size);
+                take_split(&mut memory, &ledger, &read.concat(), split, size, &mut joined);
+            }
+            joined.finish()
+        });
+        assert_eq!(with, without, "{count}");
+        let bytes: usize = with.iter().map(|(bytes, _)| bytes.len() - 54).sum();
+        assert_eq!(bytes, 40_000);
     }
     assert_no_memory_held(&memory);
 }

@@ -110,8 +110,7 @@ pub(super) fn measure(plan: &Timed, kernel: &KernelThreads) -> anyhow::Result<(R
             }
             let measure = |tunnel| hosts.measure(traffic, tunnel, seconds, kernel);
             let tries = distance::tries(rounds);
-            let (of_tunnels, distances) =
-                distance::steadily(&processors, tries, tunnels, measure)?;
+            let (of_tunnels, distances) = distance::steadily(&processors, tries, tunnels, measure)?;
             for (index, figures) in of_tunnels.into_iter().enumerate() {
                 if let Err(error) = &figures {
                     let (case, name) = (&cases[0].name, tunnels[index].name());
@@ -243,6 +242,7 @@ fn bridge(version: u8, near: &str, far: &str, machine: i32) -> anyhow::Result<()
 fn configure(machine: &Network, version: u8, number: usize) -> anyhow::Result<()> {
     machine.inside(|| {
         ip(&format!("addr add 10.20.{version}.{number}/24 dev tap{version}"))?;
-        ip(&format!("link set tap{version} mtu {INNER_MTU} up"))
+        ip(&format!("link set tap{version} mtu {INNER_MTU} up"))?;
+        lab::name_by_routes()
     })
 }

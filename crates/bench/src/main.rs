@@ -367,7 +367,7 @@ fn measure(
         Plan::Vm(plan) => vm::measure(plan, &kernel, scratch)?,
         Plan::Vhost(plan) => vhost::measure(plan, scratch)?,
         Plan::Workers(plan) => workers::measure(plan)?,
-        Plan::Tunnels(plan) => tunnels::measure(plan, &kernel)?,
+        Plan::Tunnels(plan) => tunnels::measure(plan, &kernel, scratch)?,
         Plan::Events(plan) => events::measure(plan, scratch)?,
     };
     let text = match plan {

@@ -13,7 +13,9 @@
 //! All that takes part runs on any processor. The [`distance`] of the first two is measured before
 //! and after each figure, and a run of a round is measured again if it changed.
 
+use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -88,10 +90,14 @@ enum Tunnel {
 
 /// Measures all selected cases. This process must be the first of new namespaces, and have one
 /// thread. Also returns how many measurements of towpath failed.
-pub(super) fn measure(plan: &Timed, kernel: &KernelThreads) -> anyhow::Result<(Results, usize)> {
+pub(super) fn measure(
+    plan: &Timed,
+    kernel: &KernelThreads,
+    scratch: &Path,
+) -> anyhow::Result<(Results, usize)> {
     ensure!(find_program("iperf3").is_some(), "iperf3 is not installed");
     process::go_first();
-    let (hosts, processors) = (Hosts::new()?, vm::places()?);
+    let (hosts, processors) = (Hosts::new(scratch)?, vm::places()?);
     let seconds = u32::try_from(plan.span.as_secs()).unwrap_or(u32::MAX).max(1);
     let rounds = plan.rounds;
     let circumstances = vec![
@@ -142,7 +148,7 @@ impl Tunnel {
 }
 
 impl Hosts {
-    fn new() -> anyhow::Result<Self> {
+    fn new(scratch: &Path) -> anyhow::Result<Self> {
         let both = || -> anyhow::Result<[Network; 2]> { Ok([Network::new()?, Network::new()?]) };
         let (hosts, of_towpath, of_kernel) = (both()?, both()?, both()?);
         for network in hosts.iter().chain(&of_towpath).chain(&of_kernel) {
@@ -166,7 +172,8 @@ impl Hosts {
                 (6, format!("fd09::{own}"), format!("fd09::{other}")),
             ];
             for (version, near, far) in outer {
-                serving.push(host.inside(|| serve(version, &near, &far))?);
+                let ready = scratch.join(format!("{version}-{own}"));
+                serving.push(host.inside(|| serve(version, &near, &far, &ready))?);
                 let holder = of_towpath[index].holder();
                 host.inside(|| ip(&format!("link set tap{version} netns {holder}")))?;
                 configure(&of_towpath[index], version, own)?;
@@ -207,15 +214,17 @@ impl Hosts {
     }
 }
 
-/// Starts towpath on this host, with a tunnel and a TAP device for a machine.
-fn serve(version: u8, near: &str, far: &str) -> anyhow::Result<Running> {
+/// Starts towpath on this host, with a tunnel and a TAP device for a machine. It writes the file
+/// `ready` once it serves.
+fn serve(version: u8, near: &str, far: &str, ready: &Path) -> anyhow::Result<Running> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(towpath_cli::NAME).args(["up", "--quiet", "--no-gateway"]);
     command.arg(format!("--tap=tap{version}"));
     command.arg(format!("--vxlan={version}:local={near},remote={far}"));
+    command.arg("--pid-file").arg(ready);
     let mut serving = Running::start(&mut command)?;
     let started = Stopwatch::start();
-    while ip(&format!("link show tap{version}")).is_err() {
+    while fs::metadata(ready).map_or(0, |file| file.len()) == 0 {
         ensure!(started.elapsed() < PATIENCE, "towpath does not serve");
         if serving.wait(Duration::ZERO)?.is_some() {
             bail!("towpath failed: {}", serving.last_words());

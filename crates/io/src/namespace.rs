@@ -357,6 +357,7 @@ impl Interface {
             up: false,
             mtu: Some(self.mtu),
             tx_queue_len: Some(self.tx_queue_len),
+            gso_max_size: None,
             mac: Some(self.mac),
             address_gen_mode_none: false,
         };

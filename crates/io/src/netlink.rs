@@ -103,6 +103,8 @@ pub struct LinkSettings {
     pub mtu: Option<u16>,
     /// Packets that may wait in the link's transmit queue.
     pub tx_queue_len: Option<u32>,
+    /// Bytes of the largest super-packet that the kernel gives to the link.
+    pub gso_max_size: Option<u32>,
     /// Ethernet address.
     pub mac: Option<[u8; 6]>,
     /// Keep the kernel from adding an IPv6 link-local address.
@@ -172,6 +174,9 @@ impl Netlink {
         }
         if let Some(length) = settings.tx_queue_len {
             request.attribute(message::IFLA_TXQLEN, &length.to_ne_bytes());
+        }
+        if let Some(bytes) = settings.gso_max_size {
+            request.attribute(message::IFLA_GSO_MAX_SIZE, &bytes.to_ne_bytes());
         }
         if let Some(mac) = settings.mac {
             request.attribute(message::IFLA_ADDRESS, &mac);

@@ -218,6 +218,15 @@ impl Network {
         self.config.mtu
     }
 
+    /// Returns the limit for the super-packets of a TAP device (`gso_max_size`, in bytes) with
+    /// which VXLAN ports send each in one call, if its segments fill the network's MTU. `None`
+    /// without such a port.
+    pub fn super_packet_max(&self) -> Option<u32> {
+        let mut members = self.members.iter().flatten();
+        let has_tunnel = members.any(|member| member.attachment.is_tunnel());
+        has_tunnel.then(|| vxlan::super_packet_max(self.config.mtu))
+    }
+
     /// Returns true if there is a gateway.
     pub fn has_gateway(&self) -> bool {
         self.gateway.is_some()

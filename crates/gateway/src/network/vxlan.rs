@@ -32,6 +32,7 @@ mod outgoing;
 
 pub use counters::VxlanCounters;
 pub(super) use ends::Ends;
+pub(crate) use outgoing::super_packet_max;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};

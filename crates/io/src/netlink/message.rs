@@ -15,6 +15,7 @@ pub(super) const IFLA_MTU: u16 = 4;
 pub(super) const IFLA_TXQLEN: u16 = 13;
 pub(super) const IFLA_AF_SPEC: u16 = 26;
 pub(super) const IFLA_NET_NS_FD: u16 = 28;
+pub(super) const IFLA_GSO_MAX_SIZE: u16 = 41;
 pub(super) const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 pub(super) const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 pub(super) const IFA_ADDRESS: u16 = 1;

@@ -49,6 +49,11 @@ const RUN_BYTES_MAX: usize = 65_535 - 40 - 8;
 const HEADER_PARTS: usize = 2;
 /// Bytes of an Ethernet header, which the MTU does not count.
 const ETHERNET_BYTES: usize = 14;
+/// Bytes of the headers of TCP over IPv4 with timestamps.
+const TCP_BYTES: usize = 52;
+/// What the kernel takes off the limit of an interface for headers (`MAX_TCP_HEADER`, and 1): 321
+/// at most.
+const KERNEL_TCP_BYTES: usize = 321;
 // Each segment is a head and a payload, which may go on in another piece.
 const _: () = assert!(2 * RUN_MAX + PIECES_MAX <= SEND_PARTS_MAX);
 
@@ -390,6 +395,16 @@ impl Run {
         let end = if frames.end == self.count { self.bytes } else { frames.end * self.len };
         end - frames.start * self.len
     }
+}
+
+/// Returns the limit for the super-packets of an interface, as it counts bytes (`gso_max_size`),
+/// with which each of TCP leaves in one call: as many segments as a call takes if they fill this
+/// MTU.
+pub(crate) fn super_packet_max(mtu: u16) -> u32 {
+    let mtu = usize::from(mtu);
+    let count = (RUN_BYTES_MAX / (HEADER_LEN + ETHERNET_BYTES + mtu)).min(RUN_MAX);
+    // Without timestamps there is one segment less.
+    (count * mtu.saturating_sub(TCP_BYTES) + KERNEL_TCP_BYTES) as u32
 }
 
 /// Removes the first `count` frames of a run, which is at the front of a burst.

@@ -464,3 +464,20 @@ fn checksums_are_completed() {
     assert_ne!(field, [0, 0]);
     bench.assert_done(2);
 }
+
+/// Goal: super-packets that the kernel makes for such a limit leave in one call, with timestamps or
+/// not, over IPv4 and IPv6, and are at most one segment shorter than a call takes.
+#[test]
+fn super_packets_within_the_limit_leave_in_one_call() {
+    for mtu in 1280..=9000 {
+        let limit = super_packet_max(mtu) as usize;
+        // Linux takes 257 to 321 off, as it was built.
+        for (headers, taken_off) in [(40, 321), (52, 257), (52, 321), (60, 257), (72, 257)] {
+            let payload = usize::from(mtu) - headers;
+            let datagram = HEADER_LEN + ETHERNET_BYTES + usize::from(mtu);
+            let (count, most) = ((limit - taken_off) / payload, RUN_BYTES_MAX / datagram);
+            assert!(count * datagram <= RUN_BYTES_MAX, "{mtu}, {headers}: {count} of {most}");
+            assert!(count <= RUN_MAX && count + 1 >= most.min(RUN_MAX), "{mtu}: {count} of {most}");
+        }
+    }
+}

@@ -502,6 +502,8 @@ fn is_descriptor_shortage(error: &std::io::Error) -> bool {
 }
 
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -10,16 +10,12 @@ use crate::egress::meter::Metered;
 use crate::egress::policy::Policy;
 use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule};
 use crate::flows::destinations::GREETING_WITHIN;
-use crate::flows::{GatewayCounters, Guests, Load};
+use crate::flows::testing::Bench;
+use crate::flows::{GatewayCounters, Load};
 use crate::publish::{HostPort, Protocol, Publish, Target as PublishTarget};
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::net::{Ipv4Addr, UdpSocket as StdSocket};
-use towpath_io::reactor::{Events, Reactor};
-use towpath_io::receive::ReceiveBuffer;
-use towpath_net::stack::{self, Limits, Stack};
-use towpath_net::wire::MacAddr;
-use towpath_packet::{Caps, Ledger, Memory, MemoryConfig};
 
 /// Longest wait for a datagram that is in flight on the loopback.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -30,60 +26,7 @@ const PROGRAM: u16 = 4000;
 /// A server of QUIC outside.
 const SERVER: ([u8; 4], u16) = ([192, 0, 2, 1], 443);
 
-struct Nobody;
-
-impl Guests for Nobody {
-    fn address_of(&self, _: &str, _: bool, _: Instant) -> Option<IpAddr> {
-        None
-    }
-}
-
-struct Bench {
-    gateway: Gateway,
-    stack: Stack,
-    memory: Memory,
-    ledger: Ledger,
-    reactor: Reactor,
-    buffer: ReceiveBuffer,
-    now: Instant,
-}
-
 impl Bench {
-    fn new(config: Config) -> Self {
-        let reactor = Reactor::new().expect("a reactor");
-        let stack = stack::Config {
-            mac: MacAddr(config.gateway_mac),
-            addresses: vec![],
-            next_hops: vec![],
-            transparent: true,
-            secret: [1, 2],
-            tcp: Default::default(),
-            limits: Limits::default(),
-        };
-        Self {
-            gateway: Gateway::new(&config, &reactor).expect("a gateway"),
-            stack: Stack::new(stack, Caps::plain(1500)),
-            memory: Memory::new(MemoryConfig::within(16 << 20)),
-            ledger: Ledger::new(),
-            reactor,
-            buffer: ReceiveBuffer::new(),
-            now: Instant::START,
-        }
-    }
-
-    fn with<R>(&mut self, act: impl FnOnce(&mut Gateway, &mut Io<'_>) -> R) -> R {
-        let mut io = Io {
-            stack: &mut self.stack,
-            memory: &mut self.memory,
-            ledger: &self.ledger,
-            reactor: &self.reactor,
-            buffer: &mut self.buffer,
-            guests: &Nobody,
-            now: self.now,
-        };
-        act(&mut self.gateway, &mut io)
-    }
-
     /// Makes the guest at a port of the switch send a datagram, which waits if its flow is new.
     fn ask(&mut self, port: Option<u16>, program: SocketAddr, to: SocketAddr, payload: &[u8]) {
         let mut packet = self.memory.packet().expect("a handle");
@@ -111,24 +54,11 @@ impl Bench {
 
     /// Reads host sockets until `is_done`, or until nothing arrives for a while.
     fn turns(&mut self, is_done: impl Fn(&Gateway) -> bool) {
-        let mut events = Events::new();
         let mut waited = Duration::ZERO;
         while !is_done(&self.gateway) && waited < PATIENCE {
-            self.reactor.wait(Some(SILENCE), &mut events).expect("events");
-            waited += if events.is_empty() { SILENCE } else { Duration::ZERO };
-            let all: Vec<Event> = events.iter().collect();
-            self.with(|gateway, io| {
-                for event in all {
-                    gateway.on_event(Token::decode(event.token).expect("a token"), event, io);
-                }
-                gateway.continue_flows(io);
-            });
+            waited += if self.serve_events(SILENCE) { Duration::ZERO } else { SILENCE };
+            self.with(|gateway, io| gateway.continue_flows(io));
         }
-    }
-
-    fn later(&mut self, by: Duration) {
-        self.now += by;
-        self.with(|gateway, io| gateway.on_deadline(io));
     }
 
     /// Publishes a port that leads to the program's; returns the port and its address on the host.
@@ -146,6 +76,10 @@ impl Bench {
         self.gateway.publish(&publish, &self.reactor).expect("a free port");
         (publish.host_port(), host)
     }
+}
+
+fn bench(config: Config) -> Bench {
+    Bench::new(&config, vec![])
 }
 
 fn program(last: u8, port: u16) -> SocketAddr {
@@ -179,7 +113,7 @@ fn local(socket: &StdSocket) -> SocketAddr {
 #[test]
 fn strangers_keep_no_mapping_alive() {
     for (from, is_kept) in [(2, false), (1, true)] {
-        let mut bench = Bench::new(Config::default());
+        let mut bench = bench(Config::default());
         let friend = peer(1);
         bench.send(None, program(15, PROGRAM), local(&friend), b"hello");
         let (_, mapped) = receive(&friend);
@@ -199,7 +133,7 @@ fn strangers_keep_no_mapping_alive() {
 /// after all of them have asked.
 #[test]
 fn many_clients_of_a_published_port_are_answered() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = bench(Config::default());
     let (_, host) = bench.publish();
     let clients: Vec<StdSocket> = (0..100).map(|_| peer(1)).collect();
     for (index, client) in clients.iter().enumerate() {
@@ -224,7 +158,7 @@ fn answers_to_a_shared_gateway_reach_the_client() {
     let shared = Config { shared_gateways: vec![gateway], ..Config::default() };
     let mapped = Config { host_loopback: vec![gateway], ..Config::default() };
     for config in [shared, mapped] {
-        let mut bench = Bench::new(config);
+        let mut bench = bench(config);
         let (_, host) = bench.publish();
         let client = peer(1);
         client.send_to(b"question", host).expect("sent");
@@ -239,7 +173,7 @@ fn answers_to_a_shared_gateway_reach_the_client() {
 /// those to any other host.
 #[test]
 fn a_port_published_no_more_loses_nothing() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = bench(Config::default());
     let (port, host) = bench.publish();
     let client = peer(1);
     client.send_to(b"question", host).expect("sent");
@@ -260,7 +194,7 @@ fn a_port_published_no_more_loses_nothing() {
 #[test]
 fn questions_are_kept_without_frames() {
     let config = Config { resolvers: Some(vec![Ipv4Addr::LOCALHOST.into()]), ..Config::default() };
-    let mut bench = Bench::new(config);
+    let mut bench = bench(config);
     let dns = SocketAddr::from(([10, 0, 2, 3], 53));
     let free = (bench.memory.small.free_count(), bench.memory.large.free_count());
     for port in 1..=700 {
@@ -277,7 +211,7 @@ fn questions_are_kept_without_frames() {
 /// that is alone.
 #[test]
 fn mappings_are_shared_by_guests() {
-    let mut bench = Bench::new(Config { flows_max: 64, ..Config::default() });
+    let mut bench = bench(Config { flows_max: 64, ..Config::default() });
     let friend = peer(1);
     bench.send(Some(1), program(17, PROGRAM), local(&friend), b"hello");
     let (_, mapped) = receive(&friend);
@@ -312,7 +246,7 @@ fn receive_now(socket: &StdSocket) -> Option<Vec<u8>> {
 /// datagrams displaces its own.
 #[test]
 fn what_waits_for_a_flow_is_bounded_in_bytes() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = bench(Config::default());
     let friend = peer(1);
     bench.ask(Some(1), program(17, PROGRAM), local(&friend), b"hello");
     let capacity = bench.memory.large.capacity();
@@ -339,7 +273,7 @@ fn bounded(limits: FlowLimits) -> Bench {
     };
     let policy = Policy::new(vec![rule], Action::Deny, true).expect("a policy");
     let enforcer = std::sync::Arc::new(Enforcer::new(policy, None));
-    Bench::new(Config { egress: Some(enforcer), ..Config::default() })
+    bench(Config { egress: Some(enforcer), ..Config::default() })
 }
 
 fn metered(bench: &Bench) -> Metered {
@@ -417,7 +351,7 @@ fn greeted(audit: Option<Audit>) -> Bench {
     for guest in [1, 2] {
         assert_eq!(enforcer.answer(Some(guest), answer, Instant::START), Message::Pass);
     }
-    Bench::new(Config { egress: Some(enforcer), ..Config::default() })
+    bench(Config { egress: Some(enforcer), ..Config::default() })
 }
 
 /// Goal: datagrams that wait for a greeting which never comes keep a bounded part of the memory, do

@@ -5,18 +5,16 @@ use super::*;
 use crate::config::Config;
 use crate::egress::policy::Policy;
 use crate::egress::rule::{Action, Check, Destination, Limits as FlowLimits, Rule};
+use crate::flows::Load;
 use crate::flows::resolver::Resolvers;
-use crate::flows::{Guests, Load, Token};
+use crate::flows::testing::{Bench, stack};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use towpath_io::reactor::{Event, Events, Reactor};
-use towpath_io::receive::ReceiveBuffer;
 use towpath_net::fragment::into_received;
-use towpath_net::stack::{self, Address, Limits, Stack};
-use towpath_net::tcp::Settings;
+use towpath_net::stack::{Address, Stack};
 use towpath_net::wire::MacAddr;
-use towpath_packet::{Burst, Caps, Context, Ledger, Memory, MemoryConfig};
+use towpath_packet::{Burst, Context};
 
 /// The resolver, as the program knows it.
 const RESOLVER: ([u8; 4], u16) = ([10, 0, 2, 3], 53);
@@ -165,107 +163,55 @@ fn answers_of_a_stream_are_judged() {
     assert_eq!(dialogue.to_program, stream([&long[..]]));
 }
 
-struct Nobody;
-
-impl Guests for Nobody {
-    fn address_of(&self, _: &str, _: bool, _: Instant) -> Option<IpAddr> {
-        None
-    }
-}
-
 /// A program, the gateway, and the host with a resolver.
-struct Bench {
+struct Rig {
     program: Stack,
-    gateway: Gateway,
-    stack: Stack,
-    memory: Memory,
-    ledger: Ledger,
-    reactor: Reactor,
-    buffer: ReceiveBuffer,
+    bench: Bench,
     resolver: TcpListener,
-    now: Instant,
 }
 
-impl Bench {
+impl Rig {
     fn new() -> Self {
         let config = Config { egress: Some(enforcer()), ..Config::default() };
         let net = config.ipv4.unwrap();
         let (address, next_hop) = (IpAddr::from(net.address), IpAddr::from(net.gateway));
-        let stack = |mac: [u8; 6], addresses, next_hops, transparent| {
-            let limits = Limits::default();
-            let (secret, tcp) = ([1, 2], Settings::default());
-            let mac = MacAddr(mac);
-            let config =
-                stack::Config { mac, addresses, next_hops, transparent, secret, tcp, limits };
-            Stack::new(config, Caps::plain(1500))
-        };
         let own = vec![Address { address, prefix_len: net.prefix_len }];
         let mut program = stack(config.program_mac, own, vec![next_hop], false);
-        let mut towards = stack(config.gateway_mac, vec![], vec![address], true);
         program.set_neighbor(next_hop, MacAddr(config.gateway_mac));
         program.set_neighbor(IpAddr::from(RESOLVER.0), MacAddr(config.gateway_mac));
-        towards.set_neighbor(address, MacAddr(config.program_mac));
-        let reactor = Reactor::new().unwrap();
-        let mut gateway = Gateway::new(&config, &reactor).unwrap();
+        let mut bench = Bench::new(&config, vec![address]);
+        bench.stack.set_neighbor(address, MacAddr(config.program_mac));
         let resolver = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         resolver.set_nonblocking(true).unwrap();
-        gateway.resolvers = Resolvers::at(resolver.local_addr().unwrap());
-        Self {
-            program,
-            gateway,
-            stack: towards,
-            memory: Memory::new(MemoryConfig::within(32 << 20)),
-            ledger: Ledger::new(),
-            reactor,
-            buffer: ReceiveBuffer::new(),
-            resolver,
-            now: Instant::START,
-        }
-    }
-
-    fn with<R>(&mut self, act: impl FnOnce(&mut Gateway, &mut Io<'_>) -> R) -> R {
-        let mut io = Io {
-            stack: &mut self.stack,
-            memory: &mut self.memory,
-            ledger: &self.ledger,
-            reactor: &self.reactor,
-            buffer: &mut self.buffer,
-            guests: &Nobody,
-            now: self.now,
-        };
-        act(&mut self.gateway, &mut io)
+        bench.gateway.resolvers = Resolvers::at(resolver.local_addr().unwrap());
+        Self { program, bench, resolver }
     }
 
     /// Moves packets from one stack to the other.
     fn pass(&mut self, to_gateway: bool) {
-        let Self { program, stack, memory, ledger, .. } = self;
+        let Self { program, bench: Bench { stack, memory, ledger, now, .. }, .. } = self;
         let (from, to) = if to_gateway { (program, stack) } else { (stack, program) };
         let mut sent = Burst::new();
-        from.output(&mut sent, &mut Context { memory, ledger, now: self.now });
+        from.output(&mut sent, &mut Context { memory, ledger, now: *now });
         let mut received = Burst::new();
         while let Some(packet) = sent.pop() {
             received.push(into_received(packet, memory).expect("memory")).expect("room");
         }
-        to.input(&mut received, &mut Context { memory, ledger, now: self.now });
+        to.input(&mut received, &mut Context { memory, ledger, now: *now });
     }
 
     /// One turn of everything.
     fn turn(&mut self) {
-        self.now += HOP;
+        self.bench.now += HOP;
         self.pass(true);
-        let mut events = Events::new();
-        self.reactor.wait(Some(Duration::ZERO), &mut events).unwrap();
-        let all: Vec<Event> = events.iter().collect();
-        self.with(|gateway, io| {
-            for event in all {
-                gateway.on_event(Token::decode(event.token).unwrap(), event, io);
-            }
+        self.bench.serve_events(Duration::ZERO);
+        self.bench.with(|gateway, io| {
             gateway.drain(io);
             gateway.continue_flows(io);
             gateway.begin_flows(Load::Idle, io);
         });
         self.pass(false);
-        let Self { program, stack, memory, ledger, now, .. } = self;
+        let Self { program, bench: Bench { stack, memory, ledger, now, .. }, .. } = self;
         let mut context = Context { memory, ledger, now: *now };
         program.on_deadline(&mut context);
         stack.on_deadline(&mut context);
@@ -287,19 +233,19 @@ impl Bench {
 
     fn connect(&mut self, port: u16) -> TcpHandle {
         let local = SocketAddr::from(([10, 0, 2, 15], port));
-        self.program.tcp_connect(local, RESOLVER.into(), self.now).unwrap()
+        self.program.tcp_connect(local, RESOLVER.into(), self.bench.now).unwrap()
     }
 
     /// Connects, and returns the resolver's side, too.
     fn connected(&mut self, port: u16) -> (TcpHandle, TcpStream) {
         let handle = self.connect(port);
-        let stream = self.until(|bench| Some(bench.resolver.accept().ok()?.0));
+        let stream = self.until(|rig| Some(rig.resolver.accept().ok()?.0));
         stream.set_nonblocking(true).unwrap();
         (handle, stream)
     }
 
     fn send(&mut self, handle: TcpHandle, bytes: &[u8]) {
-        let Self { program, memory, now, .. } = self;
+        let Self { program, bench: Bench { memory, now, .. }, .. } = self;
         program.with_tcp(handle, *now, |connection| {
             for part in bytes.chunks(memory.small.frame_bytes()) {
                 let mut frame = memory.small.take().expect("a frame");
@@ -311,7 +257,7 @@ impl Bench {
 
     /// Takes what the program has received.
     fn receive(&mut self, handle: TcpHandle) -> Vec<u8> {
-        let Self { program, ledger, now, .. } = self;
+        let Self { program, bench: Bench { ledger, now, .. }, .. } = self;
         let received = program.with_tcp(handle, *now, |connection| {
             let mut bytes = vec![0; connection.received_len()];
             let mut at = 0;
@@ -330,12 +276,7 @@ impl Bench {
     }
 
     fn dialogues(&self) -> usize {
-        self.gateway.tcp.dialogues.handles.len()
-    }
-
-    fn later(&mut self, by: Duration) {
-        self.now += by;
-        self.with(|gateway, io| gateway.on_deadline(io));
+        self.bench.gateway.tcp.dialogues.handles.len()
     }
 }
 
@@ -352,37 +293,37 @@ fn got(mut stream: &TcpStream, all: &mut Vec<u8>) -> usize {
 /// order, several questions later, until either side closes.
 #[test]
 fn a_program_and_its_resolver_converse() {
-    let mut bench = Bench::new();
-    let (program, mut resolver) = bench.connected(4000);
+    let mut rig = Rig::new();
+    let (program, mut resolver) = rig.connected(4000);
     let [first, second] = [question(1, "a.example"), question(2, "a.example")];
-    bench.send(program, &stream([&first[..], &question(9, "b.example"), &second]));
+    rig.send(program, &stream([&first[..], &question(9, "b.example"), &second]));
     let expected = stream([&first[..], &second]);
     let mut asked = Vec::new();
-    bench.until(|_| (got(&resolver, &mut asked) >= expected.len()).then_some(()));
+    rig.until(|_| (got(&resolver, &mut asked) >= expected.len()).then_some(()));
     assert_eq!(asked, expected);
     let answers = [answer(2, "a.example", [192, 0, 2, 1]), answer(1, "a.example", [10, 0, 0, 1])];
     resolver.write_all(&stream([&answers[0][..], &answers[1]])).unwrap();
     let mut told = Vec::new();
-    bench.until(|bench| {
-        told.extend(bench.receive(program));
+    rig.until(|rig| {
+        told.extend(rig.receive(program));
         (codes(&told).len() == 3).then_some(())
     });
     assert_eq!(codes(&told), [(9, 5), (2, 0), (1, 5)], "the last one leads to a closed address");
     drop(resolver);
-    bench.until(|bench| bench.program.tcp(program)?.peer_closed().then_some(()));
-    let now = bench.now;
-    bench.program.with_tcp(program, now, |connection| connection.close_send());
-    bench.until(|bench| (bench.dialogues() == 0).then_some(()));
+    rig.until(|rig| rig.program.tcp(program)?.peer_closed().then_some(()));
+    let now = rig.bench.now;
+    rig.program.with_tcp(program, now, |connection| connection.close_send());
+    rig.until(|rig| (rig.dialogues() == 0).then_some(()));
 }
 
 /// Goal: a connection that lies about lengths is reset; nothing of it reaches the resolver.
 #[test]
 fn a_length_that_lies_resets_the_connection() {
-    let mut bench = Bench::new();
-    let (program, resolver) = bench.connected(4000);
-    bench.send(program, &[0xff, 0xff, 1, 2, 3]);
-    bench.until(|bench| bench.is_over(program).then_some(()));
-    assert_eq!(bench.dialogues(), 0);
+    let mut rig = Rig::new();
+    let (program, resolver) = rig.connected(4000);
+    rig.send(program, &[0xff, 0xff, 1, 2, 3]);
+    rig.until(|rig| rig.is_over(program).then_some(()));
+    assert_eq!(rig.dialogues(), 0);
     assert_eq!(got(&resolver, &mut Vec::new()), 0);
 }
 
@@ -390,46 +331,46 @@ fn a_length_that_lies_resets_the_connection() {
 /// connection, as does one that says nothing; one that asks keeps it.
 #[test]
 fn a_slow_program_does_not_keep_its_connection() {
-    let mut bench = Bench::new();
-    let (slow, _first) = bench.connected(4000);
-    let (silent, _second) = bench.connected(4001);
-    let (usual, _third) = bench.connected(4002);
+    let mut rig = Rig::new();
+    let (slow, _first) = rig.connected(4000);
+    let (silent, _second) = rig.connected(4001);
+    let (usual, _third) = rig.connected(4002);
     let whole = stream([&question(1, "a.example")[..]]);
     for byte in &whole[..20] {
-        bench.send(slow, &[*byte]);
-        bench.send(usual, &whole);
-        (0..8).for_each(|_| bench.turn());
-        bench.later(Duration::from_secs(5));
+        rig.send(slow, &[*byte]);
+        rig.send(usual, &whole);
+        (0..8).for_each(|_| rig.turn());
+        rig.bench.later(Duration::from_secs(5));
     }
-    bench.until(|bench| (bench.is_over(slow) && bench.is_over(silent)).then_some(()));
-    assert_eq!(bench.dialogues(), 1);
-    assert!(!bench.is_over(usual));
+    rig.until(|rig| (rig.is_over(slow) && rig.is_over(silent)).then_some(()));
+    assert_eq!(rig.dialogues(), 1);
+    assert!(!rig.is_over(usual));
 }
 
 /// Goal: of a thousand connections of a guest only a few are dialogues, and each of the others is
 /// refused at once. When one ends, another may begin.
 #[test]
 fn a_guest_has_few_dialogues() {
-    let mut bench = Bench::new();
-    let handles: Vec<_> = (0..1000).map(|number| bench.connect(5000 + number)).collect();
+    let mut rig = Rig::new();
+    let handles: Vec<_> = (0..1000).map(|number| rig.connect(5000 + number)).collect();
     let mut accepted = Vec::new();
-    bench.until(|bench| {
-        accepted.extend(std::iter::from_fn(|| bench.resolver.accept().ok()));
-        let refused = handles.iter().filter(|handle| bench.is_over(**handle)).count();
-        assert!(bench.dialogues() <= OF_GUEST_MAX);
+    rig.until(|rig| {
+        accepted.extend(std::iter::from_fn(|| rig.resolver.accept().ok()));
+        let refused = handles.iter().filter(|handle| rig.is_over(**handle)).count();
+        assert!(rig.dialogues() <= OF_GUEST_MAX);
         (refused == handles.len() - OF_GUEST_MAX).then_some(())
     });
-    assert_eq!(bench.dialogues(), OF_GUEST_MAX);
+    assert_eq!(rig.dialogues(), OF_GUEST_MAX);
     drop(accepted);
-    bench.until(|bench| {
-        let now = bench.now;
+    rig.until(|rig| {
+        let now = rig.bench.now;
         for handle in &handles {
-            let closes = bench.program.tcp(*handle).is_some_and(|it| it.peer_closed());
+            let closes = rig.program.tcp(*handle).is_some_and(|it| it.peer_closed());
             if closes {
-                bench.program.with_tcp(*handle, now, |connection| connection.close_send());
+                rig.program.with_tcp(*handle, now, |connection| connection.close_send());
             }
         }
-        (bench.dialogues() == 0).then_some(())
+        (rig.dialogues() == 0).then_some(())
     });
-    bench.connected(4000);
+    rig.connected(4000);
 }

@@ -585,3 +585,6 @@ impl Inside for Network {
         self.add_figures(report);
     }
 }
+
+#[cfg(test)]
+mod testing;

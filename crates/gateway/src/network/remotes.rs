@@ -581,12 +581,11 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::os::unix::net::UnixStream;
 
-    use towpath_io::endpoint::Connection;
     use towpath_packet::{Burst, Context, Device, Ledger, Memory, MemoryConfig};
 
     use super::*;
     use crate::config::Config;
-    use crate::network::{NetworkConfig, PortSettings, VxlanSettings, services_config};
+    use crate::network::{PortSettings, VxlanSettings, services_config, testing};
     use crate::services::{Guest, StaticLease};
 
     const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
@@ -603,23 +602,13 @@ mod tests {
     impl Rig {
         /// A network with a guest, and a tunnel at a port that the system chooses.
         fn new() -> Self {
-            let mut network = Network::new(NetworkConfig {
-                mtu: 1500,
-                gateway: None,
-                gateway_addresses: Vec::new(),
-                orphan: false,
-                busy_poll: Duration::ZERO,
-                seed: 1,
-            })
-            .expect("a network");
+            let mut network = testing::network();
             let vni = Vni::new(100).expect("24 bits");
             let local = Some(Ipv4Addr::LOCALHOST.into());
             let tunnel = VxlanSettings { local, port: 0, ..VxlanSettings::new(vni) };
-            let settings = PortSettings::default;
-            network.add_port("v", Attachment::Vxlan(tunnel), settings()).expect("added");
-            let (near, guest) = UnixStream::pair().expect("a pair of sockets");
-            let connection = Connection::new(near.into()).expect("a connected socket");
-            network.add_port("a", Attachment::StreamFd(connection), settings()).expect("added");
+            let settings = PortSettings::default();
+            network.add_port("v", Attachment::Vxlan(tunnel), settings).expect("added");
+            let guest = testing::add_guest(&mut network, "a");
             let sizes = MemoryConfig { packets: 256, small_frames: 64, large_frames: 32 };
             let (memory, ledger) = (Memory::new(sizes), Ledger::new());
             Self { network, memory, ledger, now: Instant::START, guest }
@@ -651,9 +640,7 @@ mod tests {
         }
 
         fn send_broadcast(&mut self) {
-            let mut frame = [&60_u32.to_be_bytes()[..], &[0xff; 6], &MAC.0, &[0x88, 0xb5]].concat();
-            frame.resize(64, 0);
-            self.guest.write_all(&frame).expect("room");
+            self.guest.write_all(&testing::broadcast(MAC, 0)).expect("room");
         }
     }
 

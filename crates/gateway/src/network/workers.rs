@@ -243,16 +243,14 @@ fn place(before: &[usize], count: usize, has_gateway: bool) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
-    use towpath_io::endpoint::Connection;
     use towpath_net::time::Instant;
+    use towpath_net::wire::MacAddr;
     use towpath_packet::{Burst, Device, Ledger};
 
     use super::*;
     use crate::config::Config;
-    use crate::network::{Attachment, NetworkConfig, PortSettings};
+    use crate::network::testing;
 
     /// Goal: a change that fails halfway changes nothing: the port stays at its worker and gets its
     /// packets; the change succeeds once its obstacle is gone. Method: the first worker watches the
@@ -260,24 +258,9 @@ mod tests {
     #[test]
     fn a_change_that_fails_changes_nothing() {
         let config = Config { workers: 2, memory_bytes: 80 << 20, ..Config::default() };
-        let mut network = Network::new(NetworkConfig {
-            mtu: config.mtu,
-            gateway: None,
-            gateway_addresses: Vec::new(),
-            orphan: false,
-            busy_poll: Duration::ZERO,
-            seed: 1,
-        })
-        .expect("a network");
+        let mut network = testing::network();
         network.set_workers(&config).expect("workers");
-        let [mut a, mut b] = ["a", "b"].map(|name| {
-            let (near, far) = UnixStream::pair().expect("a pair of sockets");
-            let connection = Connection::new(near.into()).expect("a connected socket");
-            let attachment = Attachment::StreamFd(connection);
-            network.add_port(name, attachment, PortSettings::default()).expect("added");
-            far.set_nonblocking(true).expect("set");
-            far
-        });
+        let [mut a, mut b] = ["a", "b"].map(|name| testing::add_guest(&mut network, name));
         let Network { ports, crew, .. } = &mut network;
         ports.await_port(1, port_of(ports, crew, 1, 1)).expect("watched");
         let sizes = MemoryConfig { packets: 64, small_frames: 64, large_frames: 32 };
@@ -299,10 +282,7 @@ mod tests {
                     assert_eq!(workers, [0, 0]);
                 }
             }
-            // Its length, a broadcast, and its number.
-            let mut frame =
-                [&60_u32.to_be_bytes()[..], &[0xff; 6], &[2; 6], &[0x88, 0xb5]].concat();
-            frame.resize(64, attempt as u8);
+            let frame = testing::broadcast(MacAddr([2; 6]), attempt as u8);
             a.write_all(&frame).expect("room");
             let mut cx = Context { memory: &mut memory, ledger: &ledger, now };
             network.turn(true, &mut cx).expect("turned");

@@ -7,25 +7,16 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 
 use towpath_io::endpoint::Connection;
-use towpath_net::time::Duration;
 use towpath_packet::Ledger;
 
 use super::*;
-use crate::network::{Attachment, NetworkConfig, Operation, PortSettings};
+use crate::network::{Attachment, Operation, PortSettings, testing};
 
 /// A network with so many workers, all running, and a port of each, which listens at a path. Each
 /// `test` has its own paths.
 fn running(test: &str, workers: usize) -> (Worker<Network>, Vec<PathBuf>) {
     let config = Config { workers, ipv4: None, ipv6: None, ..Config::default() };
-    let network = NetworkConfig {
-        mtu: config.mtu,
-        gateway: None,
-        gateway_addresses: Vec::new(),
-        orphan: false,
-        busy_poll: Duration::ZERO,
-        seed: 1,
-    };
-    let mut network = Network::new(network).expect("a network");
+    let mut network = testing::network();
     network.set_workers(&config).expect("workers");
     let mut worker = Worker::serving(&config, network, Arc::new(Ledger::new())).expect("a worker");
     worker.begin().expect("threads");

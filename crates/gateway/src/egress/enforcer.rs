@@ -24,7 +24,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use towpath_net::time::Instant;
 use towpath_packet::sync::{AtomicU64, Ordering};
@@ -82,8 +82,8 @@ pub struct Admission {
 
 impl Enforcer {
     /// Makes an enforcer of a policy. `audit` takes a record of each flow.
-    pub fn new(policy: Policy, audit: Option<Audit>) -> Self {
-        Self::with(Some(policy), audit, None)
+    pub fn new(policy: impl Into<Arc<Policy>>, audit: Option<Audit>) -> Self {
+        Self::with(Some(policy.into()), audit, None)
     }
 
     /// Makes an enforcer for ports that get a policy of their own; other guests may do everything.
@@ -98,11 +98,11 @@ impl Enforcer {
     /// That of [`Policy::new`].
     pub fn learning(file: File, audit: Option<Audit>) -> Result<Self, PolicyError> {
         let policy = Policy::new(Vec::new(), Action::Allow, false)?;
-        Ok(Self::with(Some(policy), audit, Some((Learned::default(), file))))
+        Ok(Self::with(Some(policy.into()), audit, Some((Learned::default(), file))))
     }
 
     fn with(
-        policy: Option<Policy>,
+        policy: Option<Arc<Policy>>,
         audit: Option<Audit>,
         learned: Option<(Learned, File)>,
     ) -> Self {
@@ -154,21 +154,25 @@ impl Enforcer {
     /// Replaces the policy of all guests that have none of their own, for all flows at once. Names
     /// keep their addresses. What was used of quotas stays used, if the new policy has a quota for
     /// all flows, or in the rule of the same `id`.
-    pub fn set_policy(&self, policy: Policy) {
+    ///
+    /// Returns the one before. To free thousands of rules takes about a millisecond: a thread that
+    /// moves packets had better leave that to another one.
+    pub fn set_policy(&self, policy: impl Into<Arc<Policy>>) -> Option<Arc<Policy>> {
         let mut state = self.state();
         let State { policies, meters, .. } = &mut *state;
-        let before = policies.set(policy);
+        let before = policies.set(policy.into());
         meters.forget_tallies(None);
         let is_for_all = |guest| policies.owner(guest).is_none();
-        meters.renew(is_for_all, before.as_ref(), policies.of(None), None);
+        meters.renew(is_for_all, before.as_deref(), policies.of(None), None);
         state.places.forget_rules();
         self.generation.fetch_add(1, Ordering::Release);
+        before
     }
 
     /// Gives a port a policy of its own in place of the one for all guests, or none. `name` is the
     /// port's, for reports. What was used of quotas stays used, as with
     /// [`set_policy`](Self::set_policy).
-    pub fn set_port_policy(&self, port: u16, name: &str, policy: Option<Policy>) {
+    pub fn set_port_policy(&self, port: u16, name: &str, policy: Option<Arc<Policy>>) {
         let mut state = self.state();
         let State { policies, meters, .. } = &mut *state;
         let (guest, is_own) = (Some(port), policy.is_some());
@@ -177,7 +181,7 @@ impl Enforcer {
             return;
         }
         meters.forget_tallies(guest);
-        let before = before.as_ref().or(policies.of(None));
+        let before = before.as_deref().or(policies.of(None));
         meters.renew(|of| of == guest, before, policies.of(guest), policies.owner(guest));
         state.places.forget_rules();
         self.generation.fetch_add(1, Ordering::Release);

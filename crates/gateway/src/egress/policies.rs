@@ -6,6 +6,7 @@
 use crate::egress::pins::Guest;
 use crate::egress::policy::{Policy, RuleNumber};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Flows that each rule has allowed and denied, with its `id`; the default is the last.
 pub type ByRule = Vec<(String, [u64; 2])>;
@@ -25,18 +26,18 @@ struct Port {
 
 /// A policy, and the flows that its rules have allowed and denied.
 struct Ruled {
-    policy: Policy,
+    policy: Arc<Policy>,
     /// The default has the last place.
     by_rule: Vec<[u64; 2]>,
 }
 
 impl Policies {
-    pub(super) fn new(all: Option<Policy>) -> Self {
+    pub(super) fn new(all: Option<Arc<Policy>>) -> Self {
         Self { all: all.map(Ruled::new), ports: HashMap::new() }
     }
 
     /// Replaces the policy for all guests, and returns the one before.
-    pub(super) fn set(&mut self, policy: Policy) -> Option<Policy> {
+    pub(super) fn set(&mut self, policy: Arc<Policy>) -> Option<Arc<Policy>> {
         self.all.replace(Ruled::new(policy)).map(|before| before.policy)
     }
 
@@ -45,8 +46,8 @@ impl Policies {
         &mut self,
         port: u16,
         name: &str,
-        policy: Option<Policy>,
-    ) -> Option<Policy> {
+        policy: Option<Arc<Policy>>,
+    ) -> Option<Arc<Policy>> {
         let own = policy.map(Ruled::new);
         let before = self.ports.insert(port, Port { name: name.to_owned(), own });
         before?.own.map(|own| own.policy)
@@ -64,7 +65,7 @@ impl Policies {
 
     /// Returns the policy that judges a guest's flows, if there is one.
     pub(super) fn of(&self, guest: Guest) -> Option<&Policy> {
-        self.ruled(guest).map(|ruled| &ruled.policy)
+        self.ruled(guest).map(|ruled| &*ruled.policy)
     }
 
     /// Returns the guest if its port has a policy of its own, `None` if that of all guests judges
@@ -79,7 +80,7 @@ impl Policies {
         let own = |(number, port): (&u16, &'_ Port)| port.own.is_some().then_some(*number);
         let mut ports: Vec<u16> = self.ports.iter().filter_map(own).collect();
         ports.sort_unstable_by_key(|number| &self.ports[number].name);
-        let all = self.all.as_ref().map(|all| (None, &all.policy));
+        let all = self.all.as_ref().map(|all| (None, &*all.policy));
         let ports = ports.into_iter().filter_map(|port| Some((Some(port), self.of(Some(port))?)));
         all.into_iter().chain(ports).collect()
     }
@@ -114,7 +115,7 @@ impl Policies {
 }
 
 impl Ruled {
-    fn new(policy: Policy) -> Self {
+    fn new(policy: Arc<Policy>) -> Self {
         Self { by_rule: vec![[0; 2]; policy.rules().len() + 1], policy }
     }
 

@@ -31,7 +31,7 @@ impl Member {
 
     /// Tells what carries out policies which one is for it.
     pub(super) fn restrict(&self, egress: &Enforcer) {
-        let policy = self.settings.egress.as_deref().cloned();
+        let policy = self.settings.egress.clone();
         egress.set_port_policy(self.id.index() as u16, &self.name, policy);
     }
 

@@ -22,6 +22,11 @@ fn enforcer(rules: Vec<Rule>) -> Enforcer {
     Enforcer::new(Policy::new(rules, Action::Deny, true).unwrap(), None)
 }
 
+/// Returns a policy for a port.
+fn own(rules: Vec<Rule>) -> Option<Arc<Policy>> {
+    Some(Arc::new(Policy::new(rules, Action::Deny, true).unwrap()))
+}
+
 fn at(secs: u64) -> Instant {
     Instant::from_micros(secs * 1_000_000)
 }
@@ -234,9 +239,9 @@ fn a_port_has_a_quota_of_its_own() {
     };
     uses(Some(1), 60);
     uses(Some(2), 10);
-    enforcer.set_port_policy(1, "one", Some(policy(70)));
+    enforcer.set_port_policy(1, "one", Some(policy(70).into()));
     assert_eq!([1, 2].map(|guest| left(Some(guest))), [10, 90]);
-    enforcer.set_port_policy(1, "one", Some(policy(50)));
+    enforcer.set_port_policy(1, "one", Some(policy(50).into()));
     assert_eq!([1, 2].map(|guest| left(Some(guest))), [0, 90]);
     let over = |bound: &Bound| (bound.port.clone(), bound.done.over_quota);
     let bounds: Vec<_> = enforcer.summary().bounds.iter().map(over).collect();
@@ -305,7 +310,6 @@ fn flows_are_bounded_for_each_guest_and_rule() {
 #[test]
 fn a_port_has_a_policy_of_its_own() {
     let enforcer = enforcer(vec![rule("all", "192.0.2.1", Check::Greeting)]);
-    let own = |rules| Some(Policy::new(rules, Action::Deny, true).unwrap());
     let to = |last| flow(&format!("tcp://192.0.2.{last}:443"));
     let admits = |guest, last| !matches!(enforcer.begin(guest, to(last), at(0)), Decision::Deny);
     let asks = |guest| enforcer.question(guest, &question("a.example"), at(0)) == Message::Pass;
@@ -339,7 +343,7 @@ fn a_port_has_a_policy_of_its_own() {
 #[test]
 fn guests_without_a_policy_are_not_judged() {
     let enforcer = Enforcer::for_ports(None);
-    enforcer.set_port_policy(3, "mine", Some(Policy::new(vec![], Action::Deny, true).unwrap()));
+    enforcer.set_port_policy(3, "mine", own(vec![]));
     let to = flow("tcp://127.0.0.1:53");
     let Decision::Allow(mut open) = enforcer.begin(Some(4), to, at(0)) else { panic!("allowed") };
     assert!(matches!(enforcer.begin(Some(3), to, at(0)), Decision::Deny));
@@ -350,7 +354,7 @@ fn guests_without_a_policy_are_not_judged() {
     assert_eq!(enforcer.answer(Some(4), &found, at(0)), Message::Pass);
     assert_eq!((enforcer.summary().counters.allowed, enforcer.summary().by_rule.len()), (0, 0));
     // It gets one while its flow is open.
-    enforcer.set_port_policy(4, "other", Some(Policy::new(vec![], Action::Deny, true).unwrap()));
+    enforcer.set_port_policy(4, "other", own(vec![]));
     assert!(!enforcer.review(&mut open, at(0)));
 }
 
@@ -366,4 +370,16 @@ fn names_of_open_flows_outlast_their_answers() {
     enforcer.set_policy(Policy::new(rules(), Action::Deny, true).unwrap());
     assert!(enforcer.review(&mut open, at(900)));
     assert!(matches!(enforcer.begin(None, to, at(900)), Decision::Deny));
+}
+
+/// Goal: the caller decides which thread frees a policy that was replaced: the enforcer keeps
+/// nothing of it.
+#[test]
+fn a_replaced_policy_is_handed_back() {
+    let [first, second] =
+        [(); 2].map(|()| own(vec![rule("all", "a.example", Check::Dns)]).unwrap());
+    let enforcer = Enforcer::for_ports(None);
+    assert_eq!(enforcer.set_policy(first.clone()), None);
+    let before = enforcer.set_policy(second).unwrap();
+    assert!(Arc::ptr_eq(&before, &first) && Arc::strong_count(&first) == 2);
 }

@@ -63,9 +63,9 @@ pub(crate) trait Serving: Publishing {
 /// Answers a request; a transaction changes the network, and may take the TAP device whose
 /// descriptor came with it.
 pub(crate) fn answer(worker: &mut Worker<Network>, asked: Asked<'_>) -> Response {
-    let Asked { request, content, file, .. } = asked;
+    let Asked { request, content, file, replaced, .. } = asked;
     match content {
-        Content::Policy(policy) => return policy::replace(worker.egress(), policy),
+        Content::Policy(policy) => return policy::replace(worker.egress(), policy, replaced),
         Content::Operations(operations) => return transaction(worker, operations, file),
         Content::Other => {}
     }
@@ -119,9 +119,9 @@ pub(crate) fn answer_gateway(
     mut native: Option<&mut Link>,
     asked: Asked<'_>,
 ) -> Response {
-    let Asked { request, content, .. } = asked;
+    let Asked { request, content, replaced, .. } = asked;
     match content {
-        Content::Policy(policy) => return policy::replace(serving.egress(), policy),
+        Content::Policy(policy) => return policy::replace(serving.egress(), policy, replaced),
         Content::Operations(operations) => return published::transaction(serving, operations),
         Content::Other => {}
     }

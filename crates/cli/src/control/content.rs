@@ -1,8 +1,9 @@
 //! What requests contain: policies and operations, parsed.
 //!
 //! A long request is parsed by a thread of its own, [`Reader`]: a policy of 5,000 rules takes
-//! milliseconds, in which no packet would move. It is started with the instance, because a confined
-//! process may not be able to start threads later.
+//! milliseconds, in which no packet would move. That thread also frees the policy that it replaces.
+//! It is started with the instance, because a confined process may not be able to start threads
+//! later.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,7 +29,7 @@ const VALUES_MAX: usize = 1 << 18;
 /// What a request contains. Errors are messages for the client.
 pub(crate) enum Content {
     /// A policy for all guests.
-    Policy(Result<Box<Policy>, String>),
+    Policy(Result<Arc<Policy>, String>),
     /// Operations of a transaction.
     Operations(Result<Vec<Operation>, String>),
     /// Something else, which is not parsed here.
@@ -44,9 +45,17 @@ pub(crate) struct Parsed {
     pub(crate) content: Content,
 }
 
+/// What the thread of a [`Reader`] has to do.
+enum Task {
+    /// Parses the request of connection `number`.
+    Parse { number: u64, bytes: Vec<u8> },
+    /// Frees a policy, unless something else has it.
+    Free(Arc<Policy>),
+}
+
 /// Parses long requests on a thread of its own, one at a time.
 pub(crate) struct Reader {
-    requests: Sender<(u64, Vec<u8>)>,
+    tasks: Sender<Task>,
     parsed: Receiver<Parsed>,
     /// An event for each request that is parsed, after it was passed back.
     bell: Arc<OwnedFd>,
@@ -58,7 +67,7 @@ impl Content {
     pub(crate) fn of(request: &Request<'_>) -> Self {
         let Request { method, path, body } = *request;
         match (method, path) {
-            ("POST", EGRESS) => Self::Policy(count(body).and_then(|()| policy(body)).map(Box::new)),
+            ("POST", EGRESS) => Self::Policy(count(body).and_then(|()| policy(body)).map(Arc::new)),
             ("POST", TRANSACTION) => {
                 Self::Operations(count(body).and_then(|()| operations::transaction(body)))
             }
@@ -74,11 +83,18 @@ impl Reader {
     /// Those of eventfd(2) and of starting a thread.
     pub(crate) fn start() -> io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (requests, taken) = channel::<(u64, Vec<u8>)>();
+        let (tasks, taken) = channel();
         let (done, parsed) = channel();
         let ring = bell.clone();
         let parse = move || {
-            for (number, bytes) in taken {
+            for task in taken {
+                let (number, bytes) = match task {
+                    Task::Parse { number, bytes } => (number, bytes),
+                    Task::Free(policy) => {
+                        drop(policy);
+                        continue;
+                    }
+                };
                 let request = Request::parse(&bytes, BodyRoom::LONG);
                 let content = request.ok().flatten().map(|request| Content::of(&request));
                 let content = content.unwrap_or(Content::Other);
@@ -90,7 +106,7 @@ impl Reader {
             }
         };
         thread::Builder::new().name("requests".to_owned()).spawn(parse)?;
-        Ok(Self { requests, parsed, bell, is_busy: false })
+        Ok(Self { tasks, parsed, bell, is_busy: false })
     }
 
     /// Returns the file that is readable when a request is parsed.
@@ -106,7 +122,13 @@ impl Reader {
     /// Hands over a request, whole, of connection `number`. The reader must not be busy.
     pub(crate) fn begin(&mut self, number: u64, bytes: Vec<u8>) {
         // The thread ends only with this.
-        self.is_busy = self.requests.send((number, bytes)).is_ok();
+        self.is_busy = self.tasks.send(Task::Parse { number, bytes }).is_ok();
+    }
+
+    /// Leaves it to the thread to free a policy.
+    pub(crate) fn free(&self, policy: Arc<Policy>) {
+        // Without the thread, it is freed here.
+        let _ = self.tasks.send(Task::Free(policy));
     }
 
     /// Returns the request that has been parsed, if one has.

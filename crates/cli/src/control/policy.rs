@@ -184,10 +184,11 @@ pub(crate) fn reopen_audit(enforcer: Option<&Arc<Enforcer>>) -> Response {
     }
 }
 
-/// Answers a request for another policy.
+/// Answers a request for another policy. The one before goes to `replaced`.
 pub(crate) fn replace(
     enforcer: Option<&Arc<Enforcer>>,
-    policy: Result<Box<Policy>, String>,
+    policy: Result<Arc<Policy>, String>,
+    replaced: &mut Vec<Arc<Policy>>,
 ) -> Response {
     let Some(enforcer) = enforcer else {
         let message = "this instance has no policy, so none can be replaced; start it with \
@@ -196,7 +197,7 @@ pub(crate) fn replace(
     };
     match policy {
         Ok(policy) => {
-            enforcer.set_policy(*policy);
+            replaced.extend(enforcer.set_policy(policy));
             Response::json(200, &json!({ "policy": enforcer.generation() }))
         }
         Err(message) => Response::error(400, &message),

@@ -9,10 +9,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use towpath_gateway::control::http::{
     BODY_BYTES_MAX, BodyRoom, HEAD_BYTES_MAX, LONG_BODY_BYTES_MAX, Request, Response,
 };
+use towpath_gateway::egress::policy::Policy;
 use towpath_io::endpoint::Listener;
 
 use crate::control::clients::{Answer, Arrived, Clients, Limits, Listeners};
@@ -46,6 +48,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) file: &'a mut Option<OwnedFd>,
     /// Its connection, which is non-blocking.
     pub(crate) stream: &'a UnixStream,
+    /// Takes the policies that the answer replaces: another thread frees them.
+    pub(crate) replaced: &'a mut Vec<Arc<Policy>>,
 }
 
 impl Control {
@@ -98,10 +102,12 @@ impl Control {
         mut answer: impl FnMut(Asked<'_>) -> Option<Response>,
     ) -> io::Result<()> {
         let Self { clients, reader } = self;
+        let mut replaced = Vec::new();
         if let Some(Parsed { number, bytes, content }) = reader.as_mut().and_then(Reader::take) {
             clients.finish(number, |stream, file| {
                 let request = Request::parse(&bytes, BodyRoom::LONG).ok().flatten()?;
-                answer(Asked { request, content, file, stream }).map(|response| response.to_bytes())
+                let asked = Asked { request, content, file, stream, replaced: &mut replaced };
+                answer(asked).map(|response| response.to_bytes())
             })?;
         }
         let served =
@@ -126,9 +132,12 @@ impl Control {
                     return Answer::Later;
                 }
                 let content = Content::of(&request);
-                answer(Asked { request, content, file, stream })
+                answer(Asked { request, content, file, stream, replaced: &mut replaced })
                     .map_or(Answer::None, |response| Answer::Bytes(response.to_bytes()))
             });
+        if let Some(reader) = reader {
+            replaced.into_iter().for_each(|policy| reader.free(policy));
+        }
         // This fails while descriptors are short, and is repeated when the timer ticks.
         let _ = self.clients.listeners.announced.as_mut().map(Announced::keep_spare);
         served

@@ -44,7 +44,9 @@ impl Bench {
     fn serve(&mut self) {
         let enforcer = &self.enforcer;
         let served = self.control.serve(|asked| match asked.content {
-            Content::Policy(policy) => Some(policy::replace(Some(enforcer), policy)),
+            Content::Policy(policy) => {
+                Some(policy::replace(Some(enforcer), policy, asked.replaced))
+            }
             _ => Some(Response::json(200, &json!({}))),
         });
         served.unwrap();
@@ -110,10 +112,14 @@ fn policy_of(rules: usize) -> Vec<u8> {
     request(&json!({ "rule": (0..rules).map(rule).collect::<Vec<_>>() }).to_string())
 }
 
-/// Goal: a policy of 5,000 rules is read and applied, while other requests are answered.
+/// Goal: a policy of 5,000 rules is read and applied, while other requests are answered. The one
+/// before is freed: by the thread that parses, before it parses again.
 #[test]
 fn a_long_policy_replaces_another() {
     let mut bench = Bench::new("long");
+    let first = Arc::new(Policy::new(Vec::new(), Action::Deny, true).unwrap());
+    let before = Arc::downgrade(&first);
+    bench.enforcer = Arc::new(Enforcer::new(first, None));
     let (long, short) = (bench.connect(), bench.connect());
     bench.send(&long, &policy_of(5000));
     bench.send(&short, b"GET /v1/stats HTTP/1.1\r\n\r\n");
@@ -126,6 +132,7 @@ fn a_long_policy_replaces_another() {
     let (status, value) = bench.answer(&stream).unwrap();
     assert_eq!((status, bench.rules()), (400, 5000));
     assert!(value["error"].as_str().unwrap().contains("unknown key 'x'"), "{value}");
+    assert_eq!(before.strong_count(), 0);
 }
 
 /// Goal: clients that send long requests, all of them or a part, never make the process hold more

@@ -286,7 +286,7 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// List the ports, leases, published ports, remotes or BGP neighbors of running instances.
+/// List the ports, leases, published ports, remotes or BGP neighbours of running instances.
 ///
 /// With `ports`, each line is a port of a `towpath up` of this user: PID of towpath, name of the
 /// port, `connected` or `disconnected` (of an interface: up or down), queued packets and queue
@@ -296,8 +296,8 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 /// `published`, each line is a port or a range of ports of the host, with the machine and port that
 /// it leads to; `program` is the program of a `towpath run` or `towpath attach`. With `remotes`,
 /// each line is a remote of a VXLAN port, or a station behind one, and where that comes from:
-/// `static`, `pushed` or `learned`. With `evpn`, each line is a BGP neighbor with the state of its
-/// session, a station that is here or that a neighbor has announced, or a count.
+/// `static`, `pushed` or `learned`. With `evpn`, each line is a BGP neighbour with the state of its
+/// session, a station that is here or that a neighbour has announced, or a count.
 #[derive(Debug, Args)]
 #[command(after_help = exit::HELP)]
 pub(crate) struct LsArguments {

@@ -169,12 +169,12 @@ fn egress(out: &mut String, summary: &Summary) {
 
 fn overlay(out: &mut String, network: &NetworkReport, summary: &EvpnSummary) {
     let EvpnSummary { sessions, routes, counters } = summary;
-    let help = "Sessions with BGP neighbors, by state.";
+    let help = "Sessions with BGP neighbours, by state.";
     let mut states = Family::gauge(out, "towpath_evpn_sessions", help);
     for (state, count) in summary.states() {
         states.add(&format!("state=\"{state}\""), count);
     }
-    let help = "UPDATE messages of BGP neighbors.";
+    let help = "UPDATE messages of BGP neighbours.";
     let mut updates = Family::counter(out, "towpath_evpn_updates", help);
     for (neighbor, _, messages) in sessions {
         let label = |direction| format!("neighbor=\"{neighbor}\",direction=\"{direction}\"");

@@ -115,7 +115,7 @@ pub(crate) fn up(mut arguments: UpArguments) -> Result<Ending, Failure> {
     Ok(Ending::Code(0))
 }
 
-/// Starts the BGP speaker, which reports its neighbors' states as messages.
+/// Starts the BGP speaker, which reports its neighbours' states as messages.
 fn start_evpn(
     network: &mut Network,
     settings: &EvpnSettings,

@@ -38,7 +38,36 @@ pub(crate) fn failure_code(code: u8) -> u8 {
     if ACTS_AS.get().is_some() && code != 0 { FAILED_AS_OTHER } else { code }
 }
 
-/// The section of the help text and of the manual page about exit codes.
+/// Returns the section of a command's help text about its exit codes.
+pub(crate) fn help(command: &str) -> String {
+    let lines = lines(Some(command)).into_iter().map(|line| format!("\n  {line}"));
+    format!("Exit status:{}", lines.collect::<String>())
+}
+
+/// Returns the lines about the exit codes of a command, or of all.
+pub(crate) fn lines(command: Option<&str>) -> Vec<&'static str> {
+    let mut lines: Vec<_> = HELP.lines().skip(1).map(str::trim_start).collect();
+    lines.retain(|line| is_of(line, command));
+    if command.is_some_and(|command| command != "run")
+        && !lines.iter().any(|line| line.starts_with("0 "))
+    {
+        lines.push(SUCCESS);
+    }
+    lines
+}
+
+/// Whether a line of [`HELP`] is about a command. A line without a command in front is about all of
+/// them, or about CMD, which `run` runs.
+fn is_of(line: &str, command: Option<&str>) -> bool {
+    let Some(command) = command else { return true };
+    let named = line.split_once('`').and_then(|(_, rest)| rest.split_once("`:"));
+    match named {
+        Some((name, _)) => name == command,
+        None => !line.contains("CMD") || command == "run",
+    }
+}
+
+/// The section of the help text about the exit codes of all commands.
 pub(crate) const HELP: &str = "\
 Exit status:
   that of CMD, if it ran; 128+N if signal N killed it
@@ -54,6 +83,9 @@ Exit status:
   1    `engines`: `check` found an engine that does not work
   0    `policy`: the file is a policy, or allows the flow to `explain`
   1    `policy`: the file is no policy, or denies the flow to `explain`";
+
+/// The code 0 of a command of which [`HELP`] says nothing.
+const SUCCESS: &str = "0    all was done";
 
 /// How a successful command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

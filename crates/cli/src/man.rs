@@ -135,14 +135,7 @@ impl Page {
     fn exit_status(&mut self, command: Option<&str>) {
         self.roff.control("SH", ["EXIT STATUS"]);
         self.roff.control("nf", []);
-        let mut lines: Vec<&str> = exit::HELP.lines().skip(1).map(str::trim_start).collect();
-        lines.retain(|line| is_of(line, command));
-        if command.is_some_and(|command| command != "run")
-            && !lines.iter().any(|line| line.starts_with("0 "))
-        {
-            lines.push(SUCCESS);
-        }
-        for line in lines {
+        for line in exit::lines(command) {
             self.roff.text([roman(line)]);
         }
         self.roff.control("fi", []);
@@ -178,22 +171,8 @@ impl Page {
     }
 }
 
-/// The exit code of commands of which [`exit::HELP`] says nothing.
-const SUCCESS: &str = "0    all was done";
-
 /// Lines with which each part begins: they define how apostrophes are shown.
 const PREAMBLE: usize = 2;
-
-/// Whether a line of [`exit::HELP`] is about a command. A line without a command in front is about
-/// all of them, or about CMD, which `run` runs.
-fn is_of(line: &str, command: Option<&str>) -> bool {
-    let Some(command) = command else { return true };
-    let named = line.split_once('`').and_then(|(_, rest)| rest.split_once("`:"));
-    match named {
-        Some((name, _)) => name == command,
-        None => !line.contains("CMD") || command == "run",
-    }
-}
 
 /// Returns a heading in capital letters with only the first one left.
 fn capitalised(heading: &str) -> String {
@@ -241,6 +220,17 @@ mod tests {
         for name in pages.keys().filter_map(|name| name.strip_suffix(".1")) {
             assert!(overview.contains(name), "{name} is missing");
         }
+    }
+
+    /// Goal: the help text of each command has the exit codes of that command, as its page does.
+    #[test]
+    fn help_has_its_own_exit_codes_only() {
+        let command = Arguments::command();
+        for action in visible(&command) {
+            let help = action.get_after_help().map(ToString::to_string);
+            assert_eq!(help, Some(exit::help(action.get_name())));
+        }
+        assert!(!exit::help("policy").contains("doctor"));
     }
 
     #[test]

@@ -94,7 +94,8 @@ pub(crate) enum Action {
 /// ends, all processes that it left behind are killed. When towpath is killed, CMD and these
 /// processes are killed too.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP, override_usage = "towpath run [OPTIONS] [--] [CMD [ARG]...]")]
+#[command(after_help = exit::help("run"))]
+#[command(override_usage = "towpath run [OPTIONS] [--] [CMD [ARG]...]")]
 pub(crate) struct RunArguments {
     /// The program and its arguments [default: your shell, $SHELL or else /bin/sh]
     #[arg(value_name = "CMD", trailing_var_arg = true,
@@ -130,7 +131,7 @@ pub(crate) struct RunArguments {
 /// FILE describes the network. An option overrides a single value in FILE, and adds to a list.
 /// examples/net.toml in the source shows all settings.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("up"))]
 pub(crate) struct UpArguments {
     /// A file that describes the network (TOML).
     #[arg(value_name = "FILE")]
@@ -299,7 +300,7 @@ fn parse_published(text: &str) -> Result<(String, String), String> {
 /// `static`, `pushed` or `learned`. With `evpn`, each line is a BGP neighbour with the state of its
 /// session, a station that is here or that a neighbour has announced, or a count.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("ls"))]
 pub(crate) struct LsArguments {
     /// What to list.
     #[arg(value_name = "WHAT", default_value = "ports")]
@@ -329,7 +330,7 @@ pub(crate) enum LsWhat {
 /// `port`, `mac`, `client-id` and `duid`, which identifies the machine, and with `add` at least one
 /// of `ipv4`, `ipv6` and `name`, which it gets.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("lease"))]
 pub(crate) struct LeaseArguments {
     /// What to do.
     #[arg(value_name = "ACTION")]

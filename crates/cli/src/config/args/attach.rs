@@ -17,7 +17,7 @@ use crate::exit;
 /// resolv.conf: it should list 10.0.2.3, or another resolver that the host can reach.
 #[derive(Debug, Args)]
 #[command(
-    after_help = exit::HELP,
+    after_help = exit::help("attach"),
     override_usage = "towpath attach [OPTIONS] PID\n       towpath attach [OPTIONS] --netns PATH\n\
                       \x20      towpath attach [OPTIONS] --netns-fd N",
     group(ArgGroup::new("target").required(true))
@@ -89,7 +89,7 @@ pub(crate) enum NoConfig {
 /// that name, for example through a symbolic link: container engines, QEMU and libvirt then use it
 /// in place of that program. docs/engines.md in the source says how, and lists the differences.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("as"))]
 pub(crate) struct AsArguments {
     /// Print the equivalent towpath command instead of running it.
     #[arg(long)]

@@ -18,7 +18,7 @@ use super::WhichNetwork;
 /// The capture has packets as the port sends and receives them: super-packets of up to 64 KiB are
 /// not segmented, and checksums may be incomplete (checksum offload).
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = crate::exit::help("capture"))]
 pub(crate) struct CaptureArguments {
     /// The name of the port, or `gateway` for the port of the gateway.
     #[arg(value_name = "PORT")]

@@ -23,7 +23,7 @@ use crate::completions::Shell;
 ///
 /// Exit code: 0 if there is no failure, so that `towpath run` works here, else 1.
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = crate::exit::help("doctor"))]
 pub(crate) struct DoctorArguments {
     /// Write JSON: one object with `version`, `works`, which is true if there is no failure, and
     /// `checks`, a list of objects with `check`, `status`, `value` and `fix`, a text or null.
@@ -37,7 +37,7 @@ pub(crate) struct DoctorArguments {
 /// a file named _towpath in a folder of $fpath; for fish,
 /// ~/.config/fish/completions/towpath.fish.
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = crate::exit::help("completions"))]
 pub(crate) struct CompletionsArguments {
     /// The shell.
     #[arg(value_name = "SHELL")]

@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 /// after `fix:`, what to do. If this machine lacks something, lines of `towpath doctor` say what.
 /// Exit code: 0 if there is no failure, else 1.
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = crate::exit::help("engines"))]
 pub(crate) struct EnginesArguments {
     /// What to do.
     #[arg(value_name = "ACTION")]

@@ -13,7 +13,7 @@ use crate::exit;
 /// past both; or `native`: over a socket of the host that CMD has itself (`run --native`). Of many
 /// flows, the 200 that have moved most bytes lately are listed.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("flows"))]
 pub(crate) struct FlowsArguments {
     /// The PID of a towpath [default: the only one]
     #[arg(value_name = "PID", value_parser = parse_pid, conflicts_with = "socket")]

@@ -14,7 +14,7 @@ use crate::exit;
 /// A policy is the table `[egress]` of a file: see docs/policy.md. A network file may have the same
 /// table, and one in each `[[port]]`.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("policy"))]
 pub(crate) struct PolicyArguments {
     #[command(subcommand)]
     pub(crate) action: PolicyAction,
@@ -25,7 +25,7 @@ pub(crate) struct PolicyArguments {
 pub(crate) enum PolicyAction {
     /// Check a policy file, or the policies of a network file: print the rules, or what is wrong
     /// and where.
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::help("policy"))]
     Check {
         /// The file (TOML).
         #[arg(value_name = "FILE")]
@@ -36,7 +36,7 @@ pub(crate) enum PolicyAction {
     ///
     /// Without NAME, no name has resolved to the address. With several, the greeting of the flow
     /// has the first one.
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::help("policy"))]
     Explain {
         /// The file (TOML).
         #[arg(value_name = "FILE")]
@@ -56,7 +56,7 @@ pub(crate) enum PolicyAction {
     /// FILE has settings of sandbox-runtime, a policy of OpenSandbox or lists of E2B (JSON), or a
     /// destination in each line, with `!` before those that are denied. What cannot be converted is
     /// an error.
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::help("policy"))]
     Import {
         /// The file.
         #[arg(value_name = "FILE")]
@@ -64,7 +64,7 @@ pub(crate) enum PolicyAction {
     },
 
     /// Make a running instance open the file of its --audit again, after you have moved it.
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::help("policy"))]
     Reopen {
         /// The instance: the PID of a `towpath run`, `attach` or `up`.
         #[arg(value_name = "PID", value_parser = parse_pid)]
@@ -74,7 +74,7 @@ pub(crate) enum PolicyAction {
     /// Replace the policy of a running instance, which must have one. Open flows that the new
     /// policy denies end; the others continue. `towpath port set NAME egress no` takes the own
     /// policy of a port away.
-    #[command(after_help = exit::HELP)]
+    #[command(after_help = exit::help("policy"))]
     Set {
         /// The instance: the PID of a `towpath run`, `attach` or `up`.
         #[arg(value_name = "PID", value_parser = parse_pid)]

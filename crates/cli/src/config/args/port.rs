@@ -28,7 +28,7 @@ use crate::exit;
 /// the machine and to it, for example 10Mbit or, with a burst of bytes, 10Mbit/256K; `no` for no
 /// limit. `queue-pairs N`: with `add` only. `set` leaves others unchanged.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("port"))]
 pub(crate) struct PortArguments {
     /// What to do.
     #[arg(value_name = "ACTION")]

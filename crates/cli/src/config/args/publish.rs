@@ -15,7 +15,7 @@ use crate::exit;
 /// A confined `run` or `attach` publishes a port below 1024 only if it was started with that port,
 /// or if every user may bind it.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("publish"))]
 pub(crate) struct PublishArguments {
     /// What to do.
     #[arg(value_name = "ACTION")]

@@ -14,7 +14,7 @@ use super::{AddOrDel, WhichNetwork};
 /// configured behind the remote, or no longer; no frame from another remote may use its address.
 /// `towpath ls remotes` shows both.
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = crate::exit::help("remote"))]
 pub(crate) struct RemoteArguments {
     /// What to do.
     #[arg(value_name = "ACTION")]

@@ -45,7 +45,7 @@ use crate::exit;
 /// (`resolved`), and `leases`: `conflicts` with other hosts, guests that `moved_away`, and requests
 /// while hosts were `settling`. Later versions may add names.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("stats"))]
 pub(crate) struct StatsArguments {
     /// The PID of a towpath [default: list all]
     #[arg(value_name = "PID", value_parser = parse_pid, conflicts_with = "socket")]

@@ -22,7 +22,7 @@ use crate::exit;
 /// choose the column to sort by, r reverses the order; / filters by text; p pauses; Tab changes
 /// between ports and flows; i lists the instances; h shows help; q and Ctrl-C quit.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("top"))]
 pub(crate) struct TopArguments {
     /// The process number of a towpath.
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..),

@@ -35,7 +35,7 @@ pub(crate) struct NetworkWorkers {
 /// some milliseconds, and packets wait. Each worker has a part of --memory. If the change fails,
 /// the former workers go on. `towpath ls` shows the worker of each port.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP)]
+#[command(after_help = exit::help("workers"))]
 pub(crate) struct WorkersArguments {
     /// What to do.
     #[arg(value_name = "ACTION")]

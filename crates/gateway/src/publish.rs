@@ -169,11 +169,14 @@ pub struct PublishError {
 /// What is wrong with a specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// pasta's `auto`.
-    #[error("'auto' is not supported; list the ports")]
+    /// `auto`, for a network or a change.
+    #[error("'auto' is not supported here, only by `run` and `attach`; list the ports")]
     Auto,
     /// `auto` in a list or behind an address.
-    #[error("'auto' stands alone; give it by itself, without an address and other ports")]
+    #[error(
+        "'auto' stands alone, without an address; for further ports repeat the option, as in \
+         -t auto -t 8080:80"
+    )]
     AutoAmong,
     /// An empty item, or an empty specification.
     #[error("a port is missing; expected for example 8080:80")]

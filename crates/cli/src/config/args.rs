@@ -373,9 +373,9 @@ pub(crate) struct NetworkArguments {
     /// prefix ADDR/, ADDR%IF/ or %IF/ limits the list to an address and a network interface of the
     /// host. ~PORT[-PORT] excludes ports; a list of exclusions alone means all other ports. `none`
     /// publishes nothing; `all` publishes all free ports except the host's ephemeral ports; `auto`
-    /// publishes each port while a program inside listens on it, and may be given beside others.
-    /// Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 · 20-30,~25 ·
-    /// 5000:10.88.0.5/6000
+    /// publishes each port while a program inside listens on it. It stands alone: repeat the option
+    /// for other ports. Examples: 8080:80 · 22,25 · 2000-2010:3000-3010 · 127.0.0.1/80 · %eth0/53 ·
+    /// 20-30,~25 · 5000:10.88.0.5/6000
     #[arg(short, long, value_name = "SPEC", help_heading = "Ports")]
     pub(crate) tcp_ports: Vec<String>,
 
@@ -388,7 +388,7 @@ pub(crate) struct NetworkArguments {
     /// CMD's connections to these ports of 127.0.0.1 and ::1 reach the same ports of the host's
     /// loopback; the kernel moves the bytes, and they bypass the interface. SPEC is a list as for
     /// --tcp-ports, but with CMD's port first, without addresses, and not `all`; `auto` forwards
-    /// each port while a program of the host listens on it, and may be given beside others.
+    /// each port while a program of the host listens on it, alone or beside other SPECs.
     /// Programs inside cannot listen on these ports. If the host refuses a connection, CMD sees it
     /// reset. Examples: 5432 · 8080:80 · 9000-9009,~9005 · auto
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = "Ports")]

@@ -242,12 +242,7 @@ pub(crate) fn of_message(message: &str) -> Option<&'static str> {
 }
 
 /// Parts of error messages, and hints about the values that they are about.
-const VALUES: [(&str, &str); 3] = [
-    (
-        "'auto'",
-        "pasta's auto follows the ports that programs open; here, list the ports; -t all and -u \
-         all publish all that are free",
-    ),
+const VALUES: [(&str, &str); 2] = [
     ("/tcp'", "Docker's suffix /tcp is not needed: -t publishes ports of TCP"),
     ("/udp'", "for Docker's suffix /udp use -u, which publishes ports of UDP"),
 ];
@@ -343,7 +338,7 @@ mod tests {
         assert!(!refused(&["towpath", "no-such"]).contains("attach PID"));
         let unknown = refused(&["towpath", "run", "--verbos"]);
         assert!(unknown.contains("a similar argument exists: '--verbose'"), "{unknown}");
-        assert!(of_message("port specification 'auto': 'auto' is not").is_some());
+        assert!(of_message("port specification '80:80/udp': '80/udp' is not").is_some());
         assert!(of_message("port specification '80'").is_none());
     }
 }

@@ -239,7 +239,6 @@ fn options_of_other_programs_lead_to_hints() {
         (&["attach", "--disable-host-loopback", "1"], "not needed: the host's loopback"),
         (&["attach", "--api-socket=/run/x", "1"], "use `towpath attach --port-socket PATH`"),
         (&["--net", "pasta"], "`towpath run` always makes a network of its own"),
-        (&["up", "--check", "-t", "a=auto"], "pasta's auto follows the ports that programs open"),
         (&["run", "-t", "80:80/udp"], "for Docker's suffix /udp use -u"),
         (&["4711", "tap0"], "to serve the network namespace of a process use `towpath attach PID`"),
     ];

@@ -75,13 +75,15 @@ pub enum StartError {
         limit: u64,
     },
     /// The port is already published.
-    #[error("{0} is already published")]
+    #[error(
+        "{0} is already published; choose another port of the host, or unpublish this one first"
+    )]
     Twice(HostPort),
     /// The port is not published, or leads to another guest.
-    #[error("{0} is not published for this guest")]
+    #[error("{0} is not published for this guest; `towpath ls published` lists what is")]
     NotPublished(HostPort),
     /// The port is not published for the program.
-    #[error("{0} is not published")]
+    #[error("{0} is not published; `towpath ls published` lists what is")]
     NotPublishedHere(HostPort),
     /// The system does not have the memory that was asked for.
     #[error("{0}; reduce --memory, or raise the limit of the process (`ulimit -v`)")]

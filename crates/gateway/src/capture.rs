@@ -333,7 +333,7 @@ pub struct Sniffed {
 
 impl Sniffed {
     /// Returns the packet in the form that a capture file takes.
-    pub fn as_seen(&self) -> Seen<'_> {
+    pub(crate) fn as_seen(&self) -> Seen<'_> {
         let Self { packet, bytes, direction, nanoseconds, .. } = self;
         Seen { packet, bytes: *bytes, direction: *direction, nanoseconds: *nanoseconds }
     }

@@ -146,7 +146,7 @@ impl Enforcer {
     }
 
     /// Returns how many policies there have been, those of ports included. Flows of an earlier one
-    /// are to be [reviewed](Self::review).
+    /// are reviewed.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -172,7 +172,7 @@ impl Enforcer {
     /// Gives a port a policy of its own in place of the one for all guests, or none. `name` is the
     /// port's, for reports. What was used of quotas stays used, as with
     /// [`set_policy`](Self::set_policy).
-    pub fn set_port_policy(&self, port: u16, name: &str, policy: Option<Arc<Policy>>) {
+    pub(crate) fn set_port_policy(&self, port: u16, name: &str, policy: Option<Arc<Policy>>) {
         let mut state = self.state();
         let State { policies, meters, .. } = &mut *state;
         let (guest, is_own) = (Some(port), policy.is_some());
@@ -206,7 +206,12 @@ impl Enforcer {
     }
 
     /// Judges a flow by its greeting, which is whole. Returns true if it may go on.
-    pub fn greeted(&self, admission: &mut Admission, greeting: &Greeting, now: Instant) -> bool {
+    pub(crate) fn greeted(
+        &self,
+        admission: &mut Admission,
+        greeting: &Greeting,
+        now: Instant,
+    ) -> bool {
         let mut state = self.state();
         let verdict = match greeting {
             Greeting::Name(name) => {
@@ -246,7 +251,7 @@ impl Enforcer {
 
     /// Judges an open flow again if the policy has changed since. Returns true if it may go on. A
     /// name keeps the address that it had when the flow began.
-    pub fn review(&self, admission: &mut Admission, now: Instant) -> bool {
+    pub(crate) fn review(&self, admission: &mut Admission, now: Instant) -> bool {
         let generation = self.generation();
         if admission.generation == generation {
             return true;

@@ -234,7 +234,11 @@ impl Policy {
     ///
     /// # Errors
     /// Why it may not be asked, and the rule that denies it; none for the default.
-    pub fn judge_question(&self, name: &Name, unix_time: u64) -> Result<(), (RuleNumber, Reason)> {
+    pub(crate) fn judge_question(
+        &self,
+        name: &Name,
+        unix_time: u64,
+    ) -> Result<(), (RuleNumber, Reason)> {
         let is_resolver = self.has_floors && is_resolver_name(name);
         // A denying rule for some ports leaves the others to later rules.
         let decides = |number: u32| {
@@ -255,13 +259,13 @@ impl Policy {
         }
     }
 
-    /// Returns true if a question for this name [may be asked](Self::judge_question).
+    /// Returns true if a question for this name may be asked.
     pub fn may_resolve(&self, name: &Name, unix_time: u64) -> bool {
         self.judge_question(name, unix_time).is_ok()
     }
 
     /// Returns true if a rule for this name, on any port, also allows closed addresses.
-    pub fn opens_floors(&self, name: &Name, unix_time: u64) -> bool {
+    pub(crate) fn opens_floors(&self, name: &Name, unix_time: u64) -> bool {
         let is_open = |number: &u32| {
             let rule = &self.rules[*number as usize];
             rule.action == Action::Allow

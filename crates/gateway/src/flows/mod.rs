@@ -379,12 +379,12 @@ impl Gateway {
     }
 
     /// Returns the number of flows: TCP, UDP, echo.
-    pub fn flow_counts(&self) -> (usize, usize, usize) {
+    pub(crate) fn flow_counts(&self) -> (usize, usize, usize) {
         (self.tcp.len(), self.udp.len(), self.pings.len())
     }
 
     /// Returns the number of joined flows: TCP, UDP.
-    pub fn joined_counts(&self) -> (usize, usize) {
+    pub(crate) fn joined_counts(&self) -> (usize, usize) {
         (self.joined.len(), self.joined_udp.len())
     }
 

@@ -55,7 +55,7 @@ impl NativeRoutes {
     }
 
     /// Returns the address that the program sees as its own, of a native socket that has `local`.
-    pub fn local_inside(&self, local: SocketAddr) -> SocketAddr {
+    pub(crate) fn local_inside(&self, local: SocketAddr) -> SocketAddr {
         self.0.program(local.is_ipv4()).map_or(local, |own| SocketAddr::new(own, local.port()))
     }
 

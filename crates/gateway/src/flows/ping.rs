@@ -169,7 +169,7 @@ impl Pings {
 
 impl Gateway {
     /// Returns true once the host has refused a ping socket.
-    pub fn ping_is_forbidden(&self) -> bool {
+    pub(crate) fn ping_is_forbidden(&self) -> bool {
         self.pings.forbidden
     }
 

@@ -101,12 +101,12 @@ pub enum Attachment {
 
 impl Attachment {
     /// True for an interface of the host: other networks are behind it.
-    pub fn is_uplink(&self) -> bool {
+    pub(crate) fn is_uplink(&self) -> bool {
         matches!(self, Self::Packet(_) | Self::Xdp(_))
     }
 
     /// True for a way to other hosts, which share the network.
-    pub fn is_tunnel(&self) -> bool {
+    pub(crate) fn is_tunnel(&self) -> bool {
         matches!(self, Self::Vxlan(_))
     }
 

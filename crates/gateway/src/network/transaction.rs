@@ -157,7 +157,7 @@ impl From<UndoPort> for Undo {
 
 impl Change {
     /// Returns `settings` with the change.
-    pub fn apply_to(self, settings: PortSettings) -> PortSettings {
+    pub(crate) fn apply_to(self, settings: PortSettings) -> PortSettings {
         PortSettings {
             queue_len: self.queue_len.unwrap_or(settings.queue_len),
             vlans: self.vlans.unwrap_or(settings.vlans),

@@ -32,7 +32,7 @@ pub struct Lent {
 }
 
 /// A copy of all state that static leases can change.
-pub struct Checkpoint {
+pub(crate) struct Checkpoint {
     static_leases: StaticLeases,
     names: Names,
     leases_v4: Option<Leases>,
@@ -41,7 +41,7 @@ pub struct Checkpoint {
 
 impl Services {
     /// Sets the name of a port, by which a static lease may identify its guest.
-    pub fn name_port(&mut self, port: u32, name: &str) {
+    pub(crate) fn name_port(&mut self, port: u32, name: &str) {
         self.static_leases.name_port(port, name);
     }
 
@@ -110,7 +110,7 @@ impl Services {
     ///
     /// # Errors
     /// [`StaticLeaseError::Unknown`].
-    pub fn remove_static_lease(&mut self, guest: &Guest) -> Result<(), StaticLeaseError> {
+    pub(crate) fn remove_static_lease(&mut self, guest: &Guest) -> Result<(), StaticLeaseError> {
         let removed = self.static_leases.remove(guest);
         let (number, lease) = removed.ok_or_else(|| StaticLeaseError::Unknown(guest.clone()))?;
         if let Some(leases) = &mut self.leases_v4 {
@@ -126,7 +126,7 @@ impl Services {
     }
 
     /// Returns the current state, for [`Services::return_to`].
-    pub fn checkpoint(&self) -> Checkpoint {
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
             static_leases: self.static_leases.clone(),
             names: self.names.clone(),
@@ -136,7 +136,7 @@ impl Services {
     }
 
     /// Restores a former state, provided that no message has been handled since.
-    pub fn return_to(&mut self, checkpoint: Checkpoint) {
+    pub(crate) fn return_to(&mut self, checkpoint: Checkpoint) {
         let Checkpoint { static_leases, names, leases_v4, leases_v6 } = checkpoint;
         (self.static_leases, self.names) = (static_leases, names);
         (self.leases_v4, self.leases_v6) = (leases_v4, leases_v6);
@@ -188,7 +188,7 @@ impl Services {
 
     /// Returns the port at which the station has an address, unless the port is gone. Searches all
     /// leases.
-    pub fn port_of(&self, mac: MacAddr, now: Instant) -> Option<u32> {
+    pub(crate) fn port_of(&self, mac: MacAddr, now: Instant) -> Option<u32> {
         let mut all = [&self.leases_v4, &self.leases_v6].into_iter().flatten();
         all.find_map(|leases| leases.port_of(mac, now))
     }
@@ -196,7 +196,7 @@ impl Services {
     /// Records that a guest at `port` uses an address that it has not leased: one that it formed
     /// itself (RFC 4862), or that is configured there. Of each IP version the last one counts.
     /// Addresses of other networks, and those of the gateway, are ignored.
-    pub fn note_unleased(&mut self, port: u32, address: IpAddr) {
+    pub(crate) fn note_unleased(&mut self, port: u32, address: IpAddr) {
         let (is_inside, leases) = match address {
             IpAddr::V4(v4) => {
                 (self.config.ipv4.as_ref().is_some_and(|net| net.contains(v4)), &self.leases_v4)
@@ -213,7 +213,7 @@ impl Services {
     /// Returns the address of the guest at the port with this name, else of the guest with this
     /// host name. Among several guests behind a port, it prefers the one with the port's name, then
     /// the lowest address. A guest without a lease has the address that it was last seen to use.
-    pub fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
+    pub(crate) fn address_of(&self, guest: &str, is_ipv4: bool, now: Instant) -> Option<IpAddr> {
         let at_port = Guest::Port(guest.to_owned());
         if let Some(lease) = self.static_leases.iter().find(|lease| lease.guest == at_port) {
             let fixed = [lease.ipv4.map(IpAddr::from), lease.ipv6.map(IpAddr::from)];

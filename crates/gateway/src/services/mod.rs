@@ -49,7 +49,8 @@ use crate::resolv::DNS_PORT;
 use file::Line;
 use frame::{Envelope, Request};
 pub use frame::{asks_for_configuration, concerns};
-pub use guests::{Checkpoint, Lent};
+pub(crate) use guests::Checkpoint;
+pub use guests::Lent;
 pub use hosts::Conflict;
 use leases::Leases;
 use names::Names;
@@ -251,7 +252,7 @@ impl Services {
 
     /// Sets the MTU of a port; `None`: that of the network. Guests learn it with their next lease,
     /// unless that of the network is smaller, which the gateway has.
-    pub fn set_port_mtu(&mut self, port: u32, mtu: Option<u16>) {
+    pub(crate) fn set_port_mtu(&mut self, port: u32, mtu: Option<u16>) {
         match mtu {
             Some(mtu) => self.mtus.insert(port, mtu),
             None => self.mtus.remove(&port),
@@ -272,7 +273,7 @@ impl Services {
     }
 
     /// Returns true once after leases have changed: it is time to write [`Services::leases`].
-    pub fn take_changed(&mut self) -> bool {
+    pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 

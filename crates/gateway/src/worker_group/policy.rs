@@ -201,7 +201,7 @@ impl Policy {
             return self.leave(sample);
         }
         if self.trial.is_some() {
-            if self.try_on(sample) == Some(false) {
+            if self.count_trial(sample) == Some(false) {
                 return self.leave(sample);
             }
         } else if self.full >= FULL_WINDOWS
@@ -235,7 +235,7 @@ impl Policy {
     }
 
     /// Counts a window of a trial; at the end, returns whether the worker that joined pays.
-    fn try_on(&mut self, sample: &Sample<'_>) -> Option<bool> {
+    fn count_trial(&mut self, sample: &Sample<'_>) -> Option<bool> {
         let trial = self.trial.as_mut()?;
         trial.windows += 1;
         if trial.windows > SETTLING_WINDOWS {

@@ -216,15 +216,18 @@ fn a_port_on_all_addresses_has_one_socket() {
     assert_eq!(talk(inside, at("0.0.0.0:80"), host, at("192.0.2.1:8080")), at("192.0.2.1:0").ip());
     let seen = talk(inside, at("[::]:80"), host, at("[2001:db8::1]:8080"));
     assert_eq!(seen, at("[2001:db8::1]:0").ip());
-    for taken in ["[::]:9000", "[::1]:9000", "0.0.0.0:9000", "127.0.0.1:9000"] {
+    // Each has its own port: a program that another test starts keeps a copy until its exec(2).
+    for taken in ["[::]:9000", "[::1]:9001", "0.0.0.0:9002", "127.0.0.1:9003"] {
         let address = at(taken);
         let _taken = within(host, || {
-            use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt};
+            use rustix::net::{AddressFamily, SocketFlags, SocketType};
+            use rustix::net::{bind, listen, socket_with, sockopt};
             let family = match address {
                 SocketAddr::V4(_) => AddressFamily::INET,
                 SocketAddr::V6(_) => AddressFamily::INET6,
             };
-            let socket = socket(family, SocketType::STREAM, None).unwrap();
+            let flags = SocketFlags::CLOEXEC;
+            let socket = socket_with(family, SocketType::STREAM, flags, None).unwrap();
             if address.is_ipv6() {
                 sockopt::set_ipv6_v6only(&socket, true).unwrap();
             }
@@ -232,14 +235,15 @@ fn a_port_on_all_addresses_has_one_socket() {
             listen(&socket, 1).unwrap();
             socket
         });
-        let failed = attached.publish("add", &["-t", "9000"]);
+        let port = address.port();
+        let failed = attached.publish("add", &["-t", &port.to_string()]);
         let all = if address.is_ipv6() { "[::]" } else { "0.0.0.0" };
-        assert_fails(&failed, &format!("TCP port {all}:9000 is in use on the host"));
+        assert_fails(&failed, &format!("TCP port {all}:{port} is in use on the host"));
     }
     let disable = "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6";
     assert!(output(on_host(&attached.bench, "sh").args(["-c", disable])).status.success());
-    attached.done("add", &["-t", "9000:90"]);
-    talk(inside, at("0.0.0.0:90"), host, at("127.0.0.1:9000"));
+    attached.done("add", &["-t", "9004:90"]);
+    talk(inside, at("0.0.0.0:90"), host, at("127.0.0.1:9004"));
 }
 
 /// Goal: a range for which there are not enough descriptors is rejected as a whole, before a port

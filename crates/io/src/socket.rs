@@ -20,6 +20,7 @@ mod message;
 mod multicast;
 mod ping;
 mod shared;
+mod signature;
 mod splice;
 mod tcp;
 mod tunnel;
@@ -30,8 +31,9 @@ pub use error_queue::{ErrorKind, Quote, SocketErrorEvent};
 pub use lent::Returns;
 pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use shared::{SHARING_MAX, SharedPort, SharedSocket};
+pub use signature::TCP_KEY_BYTES_MAX;
 pub use splice::{PIPE_BYTES, Pipe};
-pub use tcp::{Received, TCP_KEY_BYTES_MAX, TcpListener, TcpSocket, UnconnectedTcp};
+pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};
 pub use tunnel::{HEADS_MAX, HeadSplit, HeadsRead, HeadsReceived, Part, SEND_PARTS_MAX, path_mtu};
 pub use udp::{Datagram, DatagramsReceived, IpFields, Sent, UdpSocket};
 

@@ -10,6 +10,7 @@
 //! keeps the socket until everything has returned, and then closes it.
 
 use super::lent::{Lent, Returns};
+use super::signature::set_key;
 use super::zerocopy::{enable_lending, take_return};
 use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, bind_as_is, gather_pieces, local, open, unmapped};
 use crate::gather::Gather;
@@ -23,8 +24,6 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use towpath_packet::{Memory, Piece};
 
-/// Longest key of [`TcpSocket::connect_signed`]: `TCP_MD5SIG_MAXKEYLEN` of Linux.
-pub const TCP_KEY_BYTES_MAX: usize = 80;
 /// Connections that may wait for [`TcpListener::accept`]; the kernel may lower it to its own limit.
 const BACKLOG: i32 = 4096;
 
@@ -61,8 +60,8 @@ impl TcpSocket {
     }
 
     /// Starts to connect as [`connect`](Self::connect) does. Segments of both sides are signed with
-    /// a key of 1 to [`TCP_KEY_BYTES_MAX`] bytes, which the peer has, too (RFC 2385). A peer
-    /// without it is silent.
+    /// a key of 1 to [`TCP_KEY_BYTES_MAX`](super::TCP_KEY_BYTES_MAX) bytes, which the peer has, too
+    /// (RFC 2385). A peer without it is silent.
     ///
     /// # Errors
     /// `EINVAL` if the key has another length, `ENOPROTOOPT` if the kernel signs nothing, and those
@@ -287,29 +286,6 @@ impl UnconnectedTcp {
     }
 }
 
-/// Has the kernel sign what it sends to `peer`, and expect signed segments from there.
-fn set_key(fd: BorrowedFd<'_>, peer: SocketAddr, key: &[u8]) -> Result<(), Errno> {
-    if !(1..=TCP_KEY_BYTES_MAX).contains(&key.len()) {
-        return Err(Errno::INVAL);
-    }
-    // struct tcp_md5sig: a socket address in 128 bytes, of which the port is ignored; flags,
-    // prefix, length of the key, interface; the key in 80 bytes.
-    let mut option = [0; 128 + 8 + TCP_KEY_BYTES_MAX];
-    match peer.ip() {
-        IpAddr::V4(ip) => {
-            option[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-            option[4..8].copy_from_slice(&ip.octets());
-        }
-        IpAddr::V6(ip) => {
-            option[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
-            option[8..24].copy_from_slice(&ip.octets());
-        }
-    }
-    option[130..132].copy_from_slice(&(key.len() as u16).to_ne_bytes());
-    option[136..136 + key.len()].copy_from_slice(key);
-    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_MD5SIG, &option)
-}
-
 /// Accepts TCP connections.
 #[derive(Debug)]
 pub struct TcpListener {
@@ -328,8 +304,9 @@ impl TcpListener {
     /// are not signed.
     ///
     /// # Errors
-    /// `EINVAL` if the key has another length than 1 to [`TCP_KEY_BYTES_MAX`] bytes, `ENOPROTOOPT`
-    /// if the kernel signs nothing, and those of bind(2).
+    /// `EINVAL` if the key has another length than 1 to
+    /// [`TCP_KEY_BYTES_MAX`](super::TCP_KEY_BYTES_MAX) bytes, `ENOPROTOOPT` if the kernel signs
+    /// nothing, and those of bind(2).
     pub fn bind_signed(address: SocketAddr, peers: &[IpAddr], key: &[u8]) -> io::Result<Self> {
         Self::listen(address, |fd| {
             for peer in peers.iter().filter(|peer| peer.is_ipv4() == address.is_ipv4()) {

@@ -31,7 +31,10 @@ pub use error_queue::{ErrorKind, Quote, SocketErrorEvent};
 pub use lent::Returns;
 pub use ping::{Echo, PingError, PingKind, PingSocket};
 pub use shared::{SHARING_MAX, SharedPort, SharedSocket};
-pub use signature::TCP_KEY_BYTES_MAX;
+pub use signature::{
+    AO_KEYS_MAX, AoAlgorithm, AoKey, KeyChain, KeyError, Secret, Signature, SignatureError,
+    TCP_KEY_BYTES_MAX,
+};
 pub use splice::{PIPE_BYTES, Pipe};
 pub use tcp::{Received, TcpListener, TcpSocket, UnconnectedTcp};
 pub use tunnel::{HEADS_MAX, HeadSplit, HeadsRead, HeadsReceived, Part, SEND_PARTS_MAX, path_mtu};

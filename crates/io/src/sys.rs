@@ -23,6 +23,10 @@ const SYS_CACHESTAT: c_long = 451;
 /// The `SIOCATMARK` ioctl, on every architecture that uses the generic number.
 pub(crate) const SIOCATMARK: u32 = 0x8905;
 
+/// Socket options of TCP-AO, since Linux 6.7: add a key; read or set what concerns all keys.
+pub(crate) const TCP_AO_ADD_KEY: c_int = 38;
+pub(crate) const TCP_AO_INFO: c_int = 40;
+
 /// `writev`: all parts in one call.
 pub(crate) fn write_gather<const N: usize>(
     fd: BorrowedFd<'_>,

@@ -13,3 +13,4 @@ pub(crate) mod plan;
 pub(crate) mod policy_file;
 pub(crate) mod routes;
 pub(crate) mod settings;
+pub(crate) mod signature;

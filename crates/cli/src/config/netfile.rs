@@ -29,7 +29,7 @@ use towpath_net::switch::Role;
 use towpath_net::tcp::congestion::Kind;
 
 use crate::config::document::Document;
-use crate::config::policy_file;
+use crate::config::{policy_file, signature};
 
 /// Longest file in bytes: enough for a thousand ports with all settings.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -199,7 +199,10 @@ impl NetFile {
             let at = vxlan.path().to_owned();
             made.push((at, operations::vxlan(vxlan, &defaults)?));
         }
-        file.evpn = fields.fields("evpn")?.map(operations::evpn).transpose()?;
+        if let Some(mut evpn) = fields.fields("evpn")? {
+            let signature = signature::of_table(&mut evpn)?;
+            file.evpn = Some(EvpnSettings { signature, ..operations::evpn(evpn)? });
+        }
         for mut port in fields.all("port")? {
             let at = port.path().to_owned();
             let name =
@@ -208,10 +211,8 @@ impl NetFile {
         }
         for lease in fields.all("lease")? {
             let at = lease.path().to_owned();
-            made.push((
-                at,
-                Operation::AddLease(operations::static_lease(lease)?, Automatic::default()),
-            ));
+            let lease = operations::static_lease(lease)?;
+            made.push((at, Operation::AddLease(lease, Automatic::default())));
         }
         for mut published in fields.all("publish")? {
             let at = published.path().to_owned();

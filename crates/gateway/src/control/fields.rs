@@ -90,6 +90,15 @@ impl Fields {
         self.read(name, "a string", |value| value.as_str().map(str::to_owned))
     }
 
+    /// Takes a string that errors do not show; `None` if the field is absent.
+    pub fn secret(&mut self, name: &'static str) -> Result<Option<String>, Wrong> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.wrong(name, format!("'{name}': expected a string"))),
+        }
+    }
+
     /// Takes a Boolean; `None` if the field is absent.
     pub fn yes_or_no(&mut self, name: &'static str) -> Result<Option<bool>, Wrong> {
         self.read(name, "true or false (on the command line yes or no)", Value::as_bool)

@@ -48,8 +48,8 @@ use super::fields::{Fields, Wrong};
 use crate::config::{MTU_MAX, MTU_MIN, WORKERS_MAX, parse_size};
 use crate::egress::policy::Policy;
 use crate::network::{
-    Attachment, Bandwidth, Change, EvpnSettings, Operation, PassedTap, Password, PortSettings,
-    QUEUE_LEN_MAX, VxlanSettings,
+    Attachment, Bandwidth, Change, EvpnSettings, Operation, PassedTap, PortSettings, QUEUE_LEN_MAX,
+    VxlanSettings,
 };
 use crate::publish::{self, Existing, PROGRAM, PortChange, Protocol, Publish, Target};
 use crate::services::{Automatic, Guest, StaticLease};
@@ -206,7 +206,7 @@ pub fn vxlan(mut fields: Fields, defaults: &PortSettings) -> Result<Operation, W
     Ok(tunnel(settings, vlan, defaults))
 }
 
-/// Parses the table of EVPN.
+/// Parses the table of EVPN, but for what signs the sessions.
 pub fn evpn(mut fields: Fields) -> Result<EvpnSettings, Wrong> {
     let as_number = fields.number("as", 1, u32::MAX.into())?;
     let as_number = as_number.ok_or_else(|| fields.all_wrong("the table has no 'as'"))?;
@@ -222,7 +222,6 @@ pub fn evpn(mut fields: Fields) -> Result<EvpnSettings, Wrong> {
     if let Some(seconds) = fields.number("hold-time", 0, u16::MAX.into())? {
         settings.hold_seconds = seconds as u16;
     }
-    settings.password = fields.text("password")?.map(Password);
     settings.check().map_err(|error| fields.all_wrong(error.to_string()))?;
     fields.finish()?;
     Ok(settings)

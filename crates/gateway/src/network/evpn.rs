@@ -42,7 +42,7 @@ use rustix::net::SendFlags;
 use towpath_evpn::session::{self, Link, Settings as SessionSettings, State};
 use towpath_evpn::{Config, Counters, NeighborReport, Speaker, StationReport};
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::socket::{TcpListener, TcpSocket};
+use towpath_io::socket::{Signature, TcpListener, TcpSocket};
 use towpath_net::switch::PortVlans;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::time::{Instant, earliest};
@@ -56,7 +56,7 @@ use super::remotes::{ControlEvent, ControlPlane};
 use super::report::EvpnSummary;
 use super::{Attachment, Network, VxlanSettings};
 
-pub use settings::{EvpnError, EvpnSettings, Password, vtep};
+pub use settings::{EvpnError, EvpnSettings, vtep};
 
 /// Reads of one neighbour before the others have their turn.
 const READS: usize = 4;
@@ -117,6 +117,9 @@ impl Evpn {
         control: ControlPlane,
         tell: TellEvpn,
     ) -> Result<Self, EvpnError> {
+        if let Some(signature) = &settings.signature {
+            signature.try_out().map_err(EvpnError::Signature)?;
+        }
         let now = Instant::START;
         let config = Config {
             settings: SessionSettings {
@@ -138,7 +141,7 @@ impl Evpn {
         let bell = EventDoorbell::new().map_err(io::Error::from)?;
         let loops = Loop {
             shared: shared.clone(),
-            peers: shared.neighbors.iter().map(|to| Peer::new(*to, &settings.password)).collect(),
+            peers: shared.neighbors.iter().map(|to| Peer::new(*to, &settings.signature)).collect(),
             listener: settings.listen.map(|at| listen(at, settings)).transpose()?,
             accepts_at: None,
             control,
@@ -242,10 +245,8 @@ impl Shared {
 
 /// Opens the socket to which neighbours connect.
 fn listen(at: SocketAddr, settings: &EvpnSettings) -> Result<TcpListener, EvpnError> {
-    let listener = match &settings.password {
-        Some(Password(password)) => {
-            TcpListener::bind_signed(at, &settings.neighbors, password.as_bytes())
-        }
+    let listener = match &settings.signature {
+        Some(signature) => TcpListener::bind_signed(at, &settings.neighbors, signature),
         None => TcpListener::bind(at, None),
     };
     listener.map_err(|error| EvpnError::Listen { at, error })
@@ -346,6 +347,7 @@ impl Loop {
             };
             match self.peers.iter().position(|peer| peer.to.ip() == from.ip()) {
                 None => speaker.refuse(),
+                Some(index) if !self.peers[index].has_signed(&socket) => speaker.refuse(),
                 Some(index) => {
                     if let Some(link) = speaker.accept(index, now) {
                         let wire = Wire { socket, is_open: true, is_full: false };
@@ -454,7 +456,7 @@ impl Loop {
 /// A neighbour and its connections.
 struct Peer {
     to: SocketAddr,
-    password: Option<Password>,
+    signature: Option<Signature>,
     /// By who opened them ([`Link`]).
     wires: [Option<Wire>; Link::ALL.len()],
     /// The state that was reported last, and how many sessions there had been.
@@ -471,9 +473,14 @@ struct Wire {
 }
 
 impl Peer {
-    fn new(to: SocketAddr, password: &Option<Password>) -> Self {
+    fn new(to: SocketAddr, signature: &Option<Signature>) -> Self {
         let wires = [const { None }; Link::ALL.len()];
-        Self { to, password: password.clone(), wires, reported: (State::Idle, 0) }
+        Self { to, signature: signature.clone(), wires, reported: (State::Idle, 0) }
+    }
+
+    /// Returns false if TCP-AO is to sign the sessions and does not sign this accepted connection.
+    fn has_signed(&self, socket: &TcpSocket) -> bool {
+        !matches!(self.signature, Some(Signature::Ao(_))) || socket.requires_ao()
     }
 
     /// Connects, reads if there is a buffer to read into, and writes.
@@ -504,8 +511,8 @@ impl Peer {
     fn connect(&mut self, index: usize, speaker: &mut Speaker, now: Instant) {
         let wire = &mut self.wires[Link::Opened as usize];
         if speaker.wants_connection(index, Link::Opened) && wire.is_none() {
-            let connection = match &self.password {
-                Some(Password(password)) => TcpSocket::connect_signed(self.to, password.as_bytes()),
+            let connection = match &self.signature {
+                Some(signature) => TcpSocket::connect_signed(self.to, signature),
                 None => TcpSocket::connect(self.to),
             };
             match connection {
@@ -590,5 +597,53 @@ impl Peer {
             (true, true) if before != now => Some(because("session established again")),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use towpath_io::socket::{AoAlgorithm, AoKey, KeyChain, Secret, SignatureError};
+
+    use super::*;
+    use crate::network::{NetworkConfig, PortSettings};
+
+    /// Goal: on a kernel without TCP-AO no session begins that was to be signed, and the error says
+    /// what would do.
+    #[test]
+    fn sessions_that_the_kernel_cannot_sign() {
+        let secret = Secret::new("hush").expect("short");
+        let key = AoKey { send_id: 1, recv_id: 1, algorithm: AoAlgorithm::HmacSha1, secret };
+        let signature = Signature::Ao(KeyChain::new(vec![key]).expect("one key"));
+        if signature.try_out().is_ok() {
+            println!("skipped: this kernel has TCP-AO");
+            return;
+        }
+        let mut network = Network::new(NetworkConfig {
+            mtu: 1500,
+            gateway: None,
+            gateway_addresses: Vec::new(),
+            orphan: false,
+            busy_poll: Duration::ZERO,
+            seed: 0,
+        });
+        let network = network.as_mut().expect("descriptors");
+        let here = Ipv4Addr::LOCALHOST;
+        let vni = Vni::new(100).expect("small");
+        let tunnel = VxlanSettings { local: Some(here.into()), port: 0, ..VxlanSettings::new(vni) };
+        let added = network.add_port("v", Attachment::Vxlan(tunnel), PortSettings::default());
+        added.expect("a socket");
+        let settings = EvpnSettings {
+            neighbors: vec![here.into()],
+            signature: Some(signature),
+            ..EvpnSettings::new(65001, here)
+        };
+        let error = network.start_evpn(&settings, Box::new(|_, _| {})).expect_err("no TCP-AO");
+        assert!(matches!(error, EvpnError::Signature(SignatureError::NoAo)), "{error}");
+        assert!(error.to_string().contains("CONFIG_TCP_AO; a password (TCP MD5)"), "{error}");
+        // Otherwise who shows the cause as well says it twice.
+        assert!(std::error::Error::source(&error).is_none());
+        assert!(network.evpn().is_none());
     }
 }

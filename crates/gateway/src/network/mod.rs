@@ -59,7 +59,7 @@ pub use config::{
     NetworkConfig, PassedTap, PortError, PortSettings, QUEUE_LEN, QUEUE_LEN_MAX, check_port,
     gateway_addresses, services_config,
 };
-pub use evpn::{Evpn, EvpnError, EvpnReport, EvpnSettings, Password, TellEvpn, vtep};
+pub use evpn::{Evpn, EvpnError, EvpnReport, EvpnSettings, TellEvpn, vtep};
 pub use lease_file::{LEASE_FILE_BYTES_MAX, LeasesFound, ReportLeaseFile, WRITE_AFTER};
 pub use pace::Bandwidth;
 pub use remotes::{Busy, CHANGES_MAX, ControlEvent, ControlPlane, EVENTS_MAX, PortRemotes};

@@ -242,8 +242,10 @@ const NETWORK: &[Call] = calls! {
         &[Is(1, SOCKET), Is(2, libc::SO_REUSEPORT as u32)],
         &[Is(1, SOCKET), Is(2, libc::SO_ATTACH_REUSEPORT_CBPF as u32)],
         &[Is(1, SOCKET), Is(2, libc::SO_BINDTOIFINDEX as u32)],
-        // Sessions with BGP neighbours that have a password.
+        // Sessions with BGP neighbours that are signed.
         &[Is(1, TCP), Is(2, libc::TCP_MD5SIG as u32)],
+        &[Is(1, TCP), Is(2, crate::sys::TCP_AO_ADD_KEY as u32)],
+        &[Is(1, TCP), Is(2, crate::sys::TCP_AO_INFO as u32)],
         // AF_XDP sockets that come from the broker.
         &[Is(1, XDP), Is(2, libc::XDP_UMEM_REG as u32)],
         &[Is(1, XDP), Is(2, libc::XDP_UMEM_FILL_RING as u32)],

@@ -10,7 +10,7 @@
 //! keeps the socket until everything has returned, and then closes it.
 
 use super::lent::{Lent, Returns};
-use super::signature::set_key;
+use super::signature::{Signature, requires_ao};
 use super::zerocopy::{enable_lending, take_return};
 use super::{SEND_FLAGS, SEND_PIECES_MAX, bind, bind_as_is, gather_pieces, local, open, unmapped};
 use crate::gather::Gather;
@@ -59,16 +59,15 @@ impl TcpSocket {
         Self::connect_by(open(&to, SocketType::STREAM, None)?, to)
     }
 
-    /// Starts to connect as [`connect`](Self::connect) does. Segments of both sides are signed with
-    /// a key of 1 to [`TCP_KEY_BYTES_MAX`](super::TCP_KEY_BYTES_MAX) bytes, which the peer has, too
-    /// (RFC 2385). A peer without it is silent.
+    /// Starts to connect as [`connect`](Self::connect) does. Segments of both sides are signed. A
+    /// peer without the key is silent.
     ///
     /// # Errors
-    /// `EINVAL` if the key has another length, `ENOPROTOOPT` if the kernel signs nothing, and those
-    /// of [`connect`](Self::connect).
-    pub fn connect_signed(to: SocketAddr, key: &[u8]) -> io::Result<(Self, bool)> {
+    /// `ENOPROTOOPT` if the kernel signs nothing, `ENOENT` if it does not have the algorithm, and
+    /// those of [`connect`](Self::connect).
+    pub fn connect_signed(to: SocketAddr, signature: &Signature) -> io::Result<(Self, bool)> {
         let fd = open(&to, SocketType::STREAM, None)?;
-        set_key(fd.as_fd(), to, key)?;
+        signature.for_connection(fd.as_fd(), to.ip())?;
         Self::connect_by(fd, to)
     }
 
@@ -243,6 +242,12 @@ impl TcpSocket {
         Ok(sockopt::set_tcp_nodelay(&self.fd, on)?)
     }
 
+    /// Returns true if TCP-AO signs all segments of this connection, which a listener for
+    /// [`Signature::Ao`] has accepted.
+    pub fn requires_ao(&self) -> bool {
+        requires_ao(self.fd.as_fd())
+    }
+
     /// Address of the peer.
     pub fn peer(&self) -> io::Result<SocketAddr> {
         match rustix::net::getpeername(&self.fd)? {
@@ -299,19 +304,21 @@ impl TcpListener {
         Self::listen(address, |fd| bind(fd, &address, interface))
     }
 
-    /// Listens on `address`. Segments of these peers are signed with a key, as
-    /// [`TcpSocket::connect_signed`] does it; unsigned ones are not heard. Connections of others
-    /// are not signed.
+    /// Listens on `address`. Segments of these peers are signed, as
+    /// [`TcpSocket::connect_signed`] does it; unsigned ones are not heard. Others can connect
+    /// without a signature, unless it is [`Signature::Ao`].
     ///
     /// # Errors
-    /// `EINVAL` if the key has another length than 1 to
-    /// [`TCP_KEY_BYTES_MAX`](super::TCP_KEY_BYTES_MAX) bytes, `ENOPROTOOPT` if the kernel signs
-    /// nothing, and those of bind(2).
-    pub fn bind_signed(address: SocketAddr, peers: &[IpAddr], key: &[u8]) -> io::Result<Self> {
+    /// `ENOPROTOOPT` if the kernel signs nothing, `ENOENT` if it does not have the algorithm, and
+    /// those of bind(2).
+    pub fn bind_signed(
+        address: SocketAddr,
+        peers: &[IpAddr],
+        signature: &Signature,
+    ) -> io::Result<Self> {
         Self::listen(address, |fd| {
-            for peer in peers.iter().filter(|peer| peer.is_ipv4() == address.is_ipv4()) {
-                set_key(fd.as_fd(), SocketAddr::new(*peer, 0), key)?;
-            }
+            let peers = peers.iter().filter(|peer| peer.is_ipv4() == address.is_ipv4());
+            signature.for_listener(fd.as_fd(), peers.copied())?;
             bind(fd, &address, None)
         })
     }

@@ -1,12 +1,11 @@
 //! The settings of EVPN.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use towpath_evpn::NEIGHBORS_MAX;
 use towpath_evpn::session::{HOLD_SECONDS, HOLD_SECONDS_MIN};
-use towpath_io::socket::TCP_KEY_BYTES_MAX;
+use towpath_io::socket::{Signature, SignatureError};
 
 use super::super::VxlanSettings;
 
@@ -31,23 +30,13 @@ pub struct EvpnSettings {
     pub is_passive: bool,
     /// Seconds of silence after which a neighbour is given up; zero: never.
     pub hold_seconds: u16,
-    /// Signs the segments of all sessions (RFC 2385); the neighbours have it, too.
-    pub password: Option<Password>,
+    /// Signs the segments of all sessions; the neighbours have the same keys.
+    pub signature: Option<Signature>,
     /// The hosts have the same IPv4 addresses to lease, and each leases its share. False if they
     /// have pools that do not overlap.
     pub shares_ipv4_pool: bool,
     /// The hosts have the same IPv6 addresses to lease, and each leases its share.
     pub shares_ipv6_pool: bool,
-}
-
-/// A secret that is not shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Password(pub String);
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Password")
-    }
 }
 
 /// Why EVPN cannot start.
@@ -62,6 +51,9 @@ pub enum EvpnError {
     /// A setting is invalid.
     #[error("{0}")]
     Setting(&'static str),
+    /// The kernel lacks what signs the sessions.
+    #[error("the sessions with BGP neighbors cannot be signed: {0}")]
+    Signature(SignatureError),
     /// No connections can be accepted.
     #[error(
         "cannot listen at {at} for BGP neighbors: {error}; 'listen' takes an address of this host, \
@@ -91,7 +83,7 @@ impl EvpnSettings {
             listen: None,
             is_passive: false,
             hold_seconds: HOLD_SECONDS,
-            password: None,
+            signature: None,
             shares_ipv4_pool: true,
             shares_ipv6_pool: true,
         }
@@ -122,11 +114,6 @@ impl EvpnSettings {
         }
         if (1..HOLD_SECONDS_MIN).contains(&self.hold_seconds) {
             return wrong("the hold time is 1 or 2 seconds; expected at least 3, or 0 for none");
-        }
-        if let Some(Password(password)) = &self.password
-            && !(1..=TCP_KEY_BYTES_MAX).contains(&password.len())
-        {
-            return wrong("the password is empty or too long; expected 1 to 80 bytes");
         }
         Ok(())
     }
@@ -163,8 +150,7 @@ mod tests {
             EvpnSettings { neighbors: vec![Ipv4Addr::LOCALHOST.into(); 17], ..good.clone() },
             EvpnSettings { hold_seconds: 2, ..good.clone() },
             EvpnSettings { is_passive: true, ..good.clone() },
-            EvpnSettings { listen: Some((Ipv4Addr::LOCALHOST, 0).into()), ..good.clone() },
-            EvpnSettings { password: Some(Password(String::new())), ..good },
+            EvpnSettings { listen: Some((Ipv4Addr::LOCALHOST, 0).into()), ..good },
         ];
         for settings in wrong {
             settings.check().expect_err(&format!("{settings:?}"));

@@ -3,11 +3,15 @@
 #[path = "../../../bench/src/vm/machine.rs"]
 mod qemu;
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use qemu::{EMULATION, INITRD, device, vhost_user};
 
+/// The kernel with TCP-AO.
+const KERNEL_AO: &str = "kernel-ao";
 /// The image with iperf3.
 const INITRD_IPERF3: &str = "initrd-iperf3";
 
@@ -26,7 +30,30 @@ pub(crate) fn missing_iperf3() -> Option<String> {
     (!found).then(|| "no iperf3 when scripts/guest ran, or now".to_owned())
 }
 
+/// Returns why no machine has TCP-AO.
+pub(crate) fn missing_ao() -> Option<String> {
+    let found = directory().join(KERNEL_AO).exists();
+    (!found).then(|| "no kernel with TCP-AO when scripts/guest ran".to_owned())
+}
+
+/// Makes `directory` one from which [`Machine::boot_ao`] boots: with the kernel, and the usual
+/// image with the contents of `more`, a cpio archive.
+pub(crate) fn prepare_ao(directory: &Path, more: &[u8]) {
+    let images = self::directory();
+    symlink(images.join(KERNEL_AO), directory.join("kernel")).expect("a new link");
+    let mut image = fs::read(images.join(INITRD)).expect("missing() looked for it");
+    // The kernel accepts concatenated archives as one.
+    image.extend_from_slice(more);
+    fs::write(directory.join(INITRD), image).expect("a new file");
+}
+
 impl Machine {
+    /// Boots a machine with TCP-AO and without a network card.
+    pub(crate) fn boot_ao(directory: &Path) -> Self {
+        let machine = qemu::Machine::boot(directory, INITRD, EMULATION, 1, &[]);
+        Self(machine.expect("missing_ao() looked for it"))
+    }
+
     /// Boots a machine whose network card is connected to `socket`. `card` are further properties
     /// of the card, each preceded by a comma; `pairs` is its number of queue pairs.
     pub(crate) fn boot(socket: &Path, pairs: u16, card: &str) -> Self {

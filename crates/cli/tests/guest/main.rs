@@ -12,6 +12,7 @@ mod migration;
 mod network;
 mod offloads;
 mod passt;
+mod tcp_ao;
 
 use libtest_mimic::{Arguments, Trial};
 use machine::Machine;
@@ -68,7 +69,7 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(missing.is_some())
     });
-    let missing_iperf3 = missing.or_else(machine::missing_iperf3);
+    let missing_iperf3 = missing.clone().or_else(machine::missing_iperf3);
     if let Some(why) = &missing_iperf3 {
         eprintln!("guest: network_iperf3 ignored: {why}");
     }
@@ -77,7 +78,16 @@ fn main() -> ExitCode {
         Ok(())
     });
     let iperf3 = iperf3.with_ignored_flag(missing_iperf3.is_some());
-    let trials = trials.into_iter().chain(networks).chain([iperf3]).collect();
+    let missing_ao = missing.or_else(machine::missing_ao);
+    if let Some(why) = &missing_ao {
+        eprintln!("guest: tcp_ao ignored: {why}");
+    }
+    let tcp_ao = Trial::test("tcp_ao", || {
+        tcp_ao::sessions();
+        Ok(())
+    });
+    let tcp_ao = tcp_ao.with_ignored_flag(missing_ao.is_some());
+    let trials = trials.into_iter().chain(networks).chain([iperf3, tcp_ao]).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

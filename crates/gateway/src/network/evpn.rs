@@ -22,8 +22,9 @@
 //!
 //! The speaker is behind a lock, for reports: only who asks for one waits.
 //!
-//! Limits: those of the speaker; [`READS`] per neighbour and turn; [`ACCEPTS`] per turn.
+//! Limits: those of the speaker; [`peer::READS`] per neighbour and turn; [`ACCEPTS`] per turn.
 
+mod peer;
 mod settings;
 
 use std::collections::{HashMap, VecDeque};
@@ -37,12 +38,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::SendFlags;
 use towpath_evpn::session::{self, Link, Settings as SessionSettings, State};
 use towpath_evpn::{Config, Counters, NeighborReport, Speaker, StationReport};
 use towpath_io::doorbell::EventDoorbell;
-use towpath_io::socket::{Signature, TcpListener, TcpSocket};
+use towpath_io::socket::TcpListener;
 use towpath_net::switch::PortVlans;
 use towpath_net::switch::vlan::Vid;
 use towpath_net::time::{Instant, earliest};
@@ -56,10 +55,9 @@ use super::remotes::{ControlEvent, ControlPlane};
 use super::report::EvpnSummary;
 use super::{Attachment, Network, VxlanSettings};
 
+use peer::{Peer, Wire};
 pub use settings::{EvpnError, EvpnSettings, vtep};
 
-/// Reads of one neighbour before the others have their turn.
-const READS: usize = 4;
 /// Connections accepted before neighbours have their turn.
 const ACCEPTS: usize = 16;
 /// Bytes of one read.
@@ -453,158 +451,11 @@ impl Loop {
     }
 }
 
-/// A neighbour and its connections.
-struct Peer {
-    to: SocketAddr,
-    signature: Option<Signature>,
-    /// By who opened them ([`Link`]).
-    wires: [Option<Wire>; Link::ALL.len()],
-    /// The state that was reported last, and how many sessions there had been.
-    reported: (State, u64),
-}
-
-/// A connection.
-struct Wire {
-    socket: TcpSocket,
-    /// It is established.
-    is_open: bool,
-    /// The socket took less than there was.
-    is_full: bool,
-}
-
-impl Peer {
-    fn new(to: SocketAddr, signature: &Option<Signature>) -> Self {
-        let wires = [const { None }; Link::ALL.len()];
-        Self { to, signature: signature.clone(), wires, reported: (State::Idle, 0) }
-    }
-
-    /// Returns false if TCP-AO is to sign the sessions and does not sign this accepted connection.
-    fn has_signed(&self, socket: &TcpSocket) -> bool {
-        !matches!(self.signature, Some(Signature::Ao(_))) || socket.requires_ao()
-    }
-
-    /// Connects, reads if there is a buffer to read into, and writes.
-    fn turn(
-        &mut self,
-        index: usize,
-        speaker: &mut Speaker,
-        mut buffer: Option<&mut [u8]>,
-        now: Instant,
-    ) {
-        self.connect(index, speaker, now);
-        for link in Link::ALL {
-            if let Some(buffer) = &mut buffer {
-                self.read(index, link, speaker, buffer, now);
-            }
-            self.write(index, link, speaker, now);
-        }
-        // What happens on one connection may end the other one, which says why.
-        for link in Link::ALL {
-            if !speaker.wants_connection(index, link) {
-                self.write(index, link, speaker, now);
-                self.wires[link as usize] = None;
-            }
-        }
-    }
-
-    /// Opens a connection, or sees whether it has become established.
-    fn connect(&mut self, index: usize, speaker: &mut Speaker, now: Instant) {
-        let wire = &mut self.wires[Link::Opened as usize];
-        if speaker.wants_connection(index, Link::Opened) && wire.is_none() {
-            let connection = match &self.signature {
-                Some(signature) => TcpSocket::connect_signed(self.to, signature),
-                None => TcpSocket::connect(self.to),
-            };
-            match connection {
-                Ok((socket, _)) => *wire = Some(Wire { socket, is_open: false, is_full: false }),
-                Err(_) => speaker.closed(index, Link::Opened, now),
-            }
-        }
-        if let Some(wire) = wire
-            && !wire.is_open
-        {
-            if wire.socket.take_error().is_some() {
-                speaker.closed(index, Link::Opened, now);
-            } else if rustix::net::getpeername(wire.socket.as_fd()).is_ok() {
-                wire.is_open = true;
-                speaker.connected(index, now);
-            }
-        }
-    }
-
-    fn read(
-        &self,
-        index: usize,
-        link: Link,
-        speaker: &mut Speaker,
-        buffer: &mut [u8],
-        now: Instant,
-    ) {
-        let Some(wire) = self.wires[link as usize].as_ref().filter(|wire| wire.is_open) else {
-            return;
-        };
-        for _ in 0..READS {
-            match rustix::io::read(&wire.socket, &mut *buffer) {
-                Ok(len) if len > 0 => speaker.receive(index, link, &buffer[..len], now),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return,
-                Ok(_) | Err(_) => {
-                    speaker.closed(index, link, now);
-                    return;
-                }
-            }
-        }
-    }
-
-    fn write(&mut self, index: usize, link: Link, speaker: &mut Speaker, now: Instant) {
-        let Some(wire) = self.wires[link as usize].as_mut().filter(|wire| wire.is_open) else {
-            return;
-        };
-        wire.is_full = false;
-        loop {
-            let output = speaker.output(index, link, now);
-            if output.is_empty() {
-                return;
-            }
-            match rustix::net::send(&wire.socket, output, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
-            {
-                Ok(len) => speaker.sent(index, link, len, now),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    wire.is_full = true;
-                    return;
-                }
-                Err(_) => {
-                    speaker.closed(index, link, now);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// What the user should know about the neighbour since the last time.
-    fn news(&mut self, index: usize, speaker: &Speaker) -> Option<String> {
-        let now = (speaker.state(index), speaker.messages(index).established);
-        let before = std::mem::replace(&mut self.reported, now);
-        let [was_up, is_up] = [before, now].map(|(state, _)| state == State::Established);
-        let because = |news: &str| match speaker.reason(index) {
-            Some(reason) => format!("{news}: {reason}"),
-            None => news.to_owned(),
-        };
-        match (was_up, is_up) {
-            (false, true) => Some("session established".into()),
-            (true, false) => Some(because("session ended")),
-            (true, true) if before != now => Some(because("session established again")),
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
 
-    use towpath_io::socket::{AoAlgorithm, AoKey, KeyChain, Secret, SignatureError};
+    use towpath_io::socket::{AoAlgorithm, AoKey, KeyChain, Secret, Signature, SignatureError};
 
     use super::*;
     use crate::network::{NetworkConfig, PortSettings};

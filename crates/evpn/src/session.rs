@@ -110,7 +110,7 @@ impl fmt::Display for Reason {
             Self::Silent => f.write_str("hold time expired"),
             Self::Sent(notification) => write!(f, "sent {notification}"),
             Self::Received(notification) => write!(f, "received {notification}"),
-            Self::Replaced => f.write_str("the neighbor has connected again"),
+            Self::Replaced => f.write_str("the neighbour has connected again"),
         }
     }
 }

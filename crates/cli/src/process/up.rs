@@ -122,7 +122,7 @@ fn start_evpn(
     messages: Messages,
 ) -> anyhow::Result<()> {
     let tell = move |neighbor, news: &dyn Display| {
-        messages.notice(format_args!("BGP neighbor {neighbor}: {news}"));
+        messages.notice(format_args!("BGP neighbour {neighbor}: {news}"));
     };
     network.start_evpn(settings, Box::new(tell)).context("cannot start EVPN")
 }

@@ -67,7 +67,7 @@ pub(crate) fn sessions() {
         ));
     }
     for (number, other) in [(11, 12), (12, 11), (21, 22), (22, 21)] {
-        let news = format!("BGP neighbor 127.0.0.{other}: session established");
+        let news = format!("BGP neighbour 127.0.0.{other}: session established");
         wait_for(&mut machine, &format!("grep -q '{news}' /tmp/{number}/said"));
     }
     assert!(counter(&mut machine, "TCPAOGood") > 12, "signed segments");

@@ -404,7 +404,7 @@ fn a_neighbour_that_is_back_takes_the_place_of_its_session() {
                 (report.state, report.routes, report.stale),
                 (State::OpenConfirm, kept, kept)
             );
-            assert_eq!(report.reason.as_deref(), Some("the neighbor has connected again"));
+            assert_eq!(report.reason.as_deref(), Some("the neighbour has connected again"));
             assert!(!speaker.wants_connection(0, before) && speaker.wants_connection(0, link));
             assert_eq!(sent(&mut speaker, before, now), []);
             let mut rest = Vec::new();

@@ -52,13 +52,13 @@ pub enum EvpnError {
     #[error("{0}")]
     Setting(&'static str),
     /// The kernel lacks what signs the sessions.
-    #[error("the sessions with BGP neighbors cannot be signed: {0}")]
+    #[error("the sessions with BGP neighbours cannot be signed: {0}")]
     Signature(SignatureError),
     /// No connections can be accepted.
     #[error(
-        "cannot listen at {at} for BGP neighbors: {error}; 'listen' takes an address of this host, \
-         and a port from 1024 up if this process may not have lower ones (the neighbors name it as \
-         their 'port')"
+        "cannot listen at {at} for BGP neighbours: {error}; 'listen' takes an address of this \
+         host, and a port from 1024 up if this process may not have lower ones (the neighbours \
+         name it as their 'port')"
     )]
     Listen {
         /// The local address and port.

@@ -458,7 +458,7 @@ mod tests {
     use towpath_io::socket::{AoAlgorithm, AoKey, KeyChain, Secret, Signature, SignatureError};
 
     use super::*;
-    use crate::network::{NetworkConfig, PortSettings};
+    use crate::network::{PortSettings, testing};
 
     /// Goal: on a kernel without TCP-AO no session begins that was to be signed, and the error says
     /// what would do.
@@ -471,15 +471,7 @@ mod tests {
             println!("skipped: this kernel has TCP-AO");
             return;
         }
-        let mut network = Network::new(NetworkConfig {
-            mtu: 1500,
-            gateway: None,
-            gateway_addresses: Vec::new(),
-            orphan: false,
-            busy_poll: Duration::ZERO,
-            seed: 0,
-        });
-        let network = network.as_mut().expect("descriptors");
+        let mut network = testing::network();
         let here = Ipv4Addr::LOCALHOST;
         let vni = Vni::new(100).expect("small");
         let tunnel = VxlanSettings { local: Some(here.into()), port: 0, ..VxlanSettings::new(vni) };

@@ -68,7 +68,7 @@ pub enum AoAlgorithm {
     HmacSha1,
     /// AES-128-CMAC-96 (RFC 5926 §3.2.2).
     Aes128Cmac,
-    /// The same as the first with SHA-256, which no RFC defines for TCP-AO.
+    /// HMAC-SHA-256 with a code of 96 bits. No RFC defines it for TCP-AO; BIRD and GoBGP have it.
     HmacSha256,
 }
 

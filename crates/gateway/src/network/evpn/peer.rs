@@ -1,4 +1,4 @@
-//! A neighbour of the speaker: its TCP connections.
+//! A neighbour of the speaker: its TCP connections, which the speaker's thread owns.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;

@@ -45,6 +45,16 @@ impl Exchange<'_> {
         self.gateway.limit_mappings(mappings);
     }
 
+    /// Returns the number of half-open connections.
+    pub(crate) fn half_open(&self) -> usize {
+        self.io.stack.tcp_half_open_count()
+    }
+
+    /// Sets how many half-open connections this worker may have before it evicts old ones.
+    pub(crate) fn limit_half_open(&mut self, most: usize) {
+        self.io.stack.set_half_open_max(most);
+    }
+
     /// Returns the memory of this worker.
     pub(crate) fn memory(&mut self) -> &mut Memory {
         self.io.memory

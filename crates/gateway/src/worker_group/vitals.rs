@@ -1,11 +1,12 @@
 //! What workers tell each other about themselves: written by its worker before each turn, read by
 //! the others. Nothing depends on an order between these values.
 
+use towpath_net::stack::Limits;
 use towpath_net::time::Instant;
 use towpath_packet::sync::Ordering::Relaxed;
 use towpath_packet::sync::{AtomicU64, AtomicUsize};
 
-use crate::config::Config;
+use crate::config::{Config, shares};
 use crate::flows::mappings_max;
 use crate::worker::Exchange;
 
@@ -18,6 +19,7 @@ pub(super) struct Vitals {
     bytes: AtomicU64,
     connections: AtomicUsize,
     mappings: AtomicUsize,
+    half_open: AtomicUsize,
     /// Bytes of frames of its memory that are out.
     memory: AtomicUsize,
 }
@@ -25,10 +27,11 @@ pub(super) struct Vitals {
 /// What the workers have together.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    pub(super) flows_max: usize,
-    /// Bytes of frames of all workers, and of each one after the first.
-    pub(super) memory_bytes: usize,
-    pub(super) memory_share: usize,
+    flows_max: usize,
+    /// Half-open connections.
+    half_open: Divided,
+    /// Bytes of frames.
+    memory: Divided,
 }
 
 impl Bounds {
@@ -36,24 +39,38 @@ impl Bounds {
     pub(super) fn of(config: &Config) -> Self {
         Self {
             flows_max: config.flows_max,
-            memory_bytes: config.memory_bytes,
-            memory_share: config.memory_share(),
+            half_open: Divided::new(Limits::default().half_open, config.workers),
+            memory: Divided::new(config.memory_bytes, config.workers),
         }
     }
+}
 
-    /// Returns how much memory worker `index` may use. `others` are the other workers: the index of
-    /// each, and how much is out of its memory. The first worker leaves a share to each of those
-    /// that serve, of which there are `serving`, and all leave what is out already.
-    fn memory(
-        &self,
+/// A number of something of which each worker that serves has a share.
+#[derive(Clone, Copy)]
+struct Divided {
+    all: usize,
+    /// The share of each worker after the first, which has the rest.
+    share: usize,
+}
+
+impl Divided {
+    fn new(all: usize, workers: usize) -> Self {
+        Self { all, share: shares::of_other(all, workers) }
+    }
+
+    /// Returns how much worker `index` may use. `others` are the other workers: the index of each,
+    /// and how much it uses. The first worker leaves a share to each of those that serve, of which
+    /// there are `serving`, and all leave what others use already.
+    fn left_to(
+        self,
         index: usize,
         serving: usize,
         others: impl Iterator<Item = (usize, usize)>,
     ) -> usize {
-        let share = |other| if other <= serving && other > 0 { self.memory_share } else { 0 };
-        let left: usize = others.map(|(other, out)| out.max(share(other))).sum();
-        let most = if index == 0 { self.memory_bytes } else { self.memory_share };
-        self.memory_bytes.saturating_sub(left).min(most)
+        let share = |other| if other <= serving && other > 0 { self.share } else { 0 };
+        let left: usize = others.map(|(other, used)| used.max(share(other))).sum();
+        let most = if index == 0 { self.all } else { self.share };
+        self.all.saturating_sub(left).min(most)
     }
 }
 
@@ -67,6 +84,7 @@ impl Vitals {
         let (tcp, udp, _) = flows.gateway().flow_counts();
         self.connections.store(tcp, Relaxed);
         self.mappings.store(udp, Relaxed);
+        self.half_open.store(flows.half_open(), Relaxed);
         flows.memory().collect();
         self.memory.store(flows.memory().out_bytes(), Relaxed);
     }
@@ -86,7 +104,7 @@ impl Vitals {
 }
 
 /// Writes what worker `index` tells, and leaves it as many flows and as much memory as the others
-/// do not have, or are to have; see [`Bounds::memory`]. Returns how much is out of its memory.
+/// do not have, or are to have; see [`Divided::left_to`]. Returns how much is out of its memory.
 pub(super) fn tell(
     all: &[Vitals],
     index: usize,
@@ -103,8 +121,10 @@ pub(super) fn tell(
         bounds.flows_max.saturating_sub(connections),
         mappings_max(bounds.flows_max).saturating_sub(mappings),
     );
+    let half_open = others().map(|(other, one)| (other, one.half_open.load(Relaxed)));
+    flows.limit_half_open(bounds.half_open.left_to(index, serving, half_open));
     let out = others().map(|(other, one)| (other, one.memory.load(Relaxed)));
-    flows.memory().limit(bounds.memory(index, serving, out));
+    flows.memory().limit(bounds.memory.left_to(index, serving, out));
     flows.memory().out_bytes()
 }
 
@@ -112,19 +132,19 @@ pub(super) fn tell(
 mod tests {
     use super::*;
 
-    /// Goal: the first worker has all memory while it is alone, and all have no more together than
-    /// there is, whatever is out.
+    /// Goal: the first worker has everything while it is alone, and all have no more together than
+    /// there is, whatever they use.
     #[test]
-    fn memory_is_divided_while_others_serve() {
-        let bounds = Bounds { flows_max: 1, memory_bytes: 400, memory_share: 100 };
-        let of_first = |serving, out: [usize; 2]| bounds.memory(0, serving, (1..).zip(out));
+    fn workers_that_serve_have_shares() {
+        let memory = Divided::new(400, 3);
+        let of_first = |serving, out: [usize; 2]| memory.left_to(0, serving, (1..).zip(out));
         assert_eq!(of_first(0, [0, 0]), 400);
         assert_eq!(of_first(1, [0, 0]), 300);
         assert_eq!(of_first(2, [30, 100]), 200);
-        // What is still out of a worker that has left.
+        // What a worker that has left still uses.
         assert_eq!(of_first(0, [30, 70]), 300);
         assert_eq!(of_first(1, [30, 70]), 230);
-        let of_second = |out: [usize; 2]| bounds.memory(1, 0, [0, 2].into_iter().zip(out));
+        let of_second = |out: [usize; 2]| memory.left_to(1, 0, [0, 2].into_iter().zip(out));
         assert_eq!(of_second([200, 0]), 100);
         // The first one had it all when this one joined.
         assert_eq!(of_second([350, 0]), 50);

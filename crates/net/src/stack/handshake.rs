@@ -140,7 +140,7 @@ impl Stack {
         ingress: Option<u16>,
         cx: &mut Context<'_>,
     ) -> Option<Opening> {
-        if self.tcp.limit_half_open(cx.now) {
+        for _ in 0..self.tcp.limit_half_open(cx.now) {
             self.counters.drop(DropReason::TcpHalfOpenEvicted);
         }
         let free = self.tcp.connections_max.saturating_sub(self.tcp.count());

@@ -94,4 +94,15 @@ impl Stack {
     pub fn set_connections_max(&mut self, most: usize) {
         self.tcp.connections_max = most;
     }
+
+    /// Changes [`Limits::half_open`](super::Limits::half_open). Those beyond it are evicted one by
+    /// one as new ones come.
+    pub fn set_half_open_max(&mut self, most: usize) {
+        self.tcp.half_open_max = most;
+    }
+
+    /// Returns the number of half-open connections.
+    pub fn tcp_half_open_count(&self) -> usize {
+        self.tcp.half_open_count
+    }
 }

@@ -303,12 +303,20 @@ impl Table {
         }
     }
 
-    /// At the limit, evicts the oldest half-open connection of an account that has most of them;
-    /// returns true if one was evicted.
-    pub(super) fn limit_half_open(&mut self, now: Instant) -> bool {
-        if self.half_open_count < self.half_open_max {
-            return false;
+    /// Makes room for another half-open connection; returns how many were evicted. After the limit
+    /// was lowered, each call brings their number one closer to it.
+    pub(super) fn limit_half_open(&mut self, now: Instant) -> u64 {
+        let mut evicted = 0;
+        while evicted < 2 && self.half_open_count >= self.half_open_max && self.evict_half_open(now)
+        {
+            evicted += 1;
         }
+        evicted
+    }
+
+    /// Evicts the oldest half-open connection of an account that has most of them; returns false if
+    /// there is none.
+    fn evict_half_open(&mut self, now: Instant) -> bool {
         let (slots, accounts) = (&self.slots, &self.accounts);
         while self.half_open.front().is_some_and(|handle| !is_half_open(slots, handle)) {
             self.half_open.pop_front();

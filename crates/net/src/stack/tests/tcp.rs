@@ -212,6 +212,29 @@ fn syn_floods_are_bounded() {
     assert_eq!(b.one().data(), b"hello");
 }
 
+/// Goal: after the limit was lowered, each SYN brings the number of half-open connections one
+/// closer to it; at a limit of none, each is still answered.
+#[test]
+fn a_lowered_limit_is_reached_step_by_step() {
+    let mut b = limited(Limits { half_open: 16, ..Limits::default() });
+    let (local, _) = endpoints(OURS4, PEER4);
+    b.stack.tcp_listen(local);
+    let come = |b: &mut Bench, ports: core::ops::Range<u16>| {
+        for port in ports {
+            b.input(&syn(SocketAddr::new(PEER4, port), local, 1));
+            assert_eq!(b.one().tcp().0.flags, Flags::SYN | ACK);
+        }
+        b.stack.tcp_half_open_count()
+    };
+    assert_eq!(come(&mut b, 1000..1016), 16);
+    b.stack.set_half_open_max(10);
+    assert_eq!(come(&mut b, 1016..1019), 13);
+    assert_eq!(come(&mut b, 1019..1030), 10);
+    b.stack.set_half_open_max(0);
+    assert_eq!(come(&mut b, 1030..1050), 1);
+    b.dropped(&[(DropReason::TcpHalfOpenEvicted, 50 - 1)]);
+}
+
 /// Goal: a switch port that floods SYNs evicts its own half-open connections only.
 #[test]
 fn syn_floods_of_a_port_displace_its_own() {

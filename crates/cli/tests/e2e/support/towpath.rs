@@ -158,6 +158,12 @@ impl Stats {
         words.filter_map(|word| word.parse().ok()).collect()
     }
 
+    /// Returns how many workers served, with those that have left.
+    pub(crate) fn workers(&self) -> u64 {
+        let lines = self.text.lines().filter(|line| line.starts_with("worker "));
+        lines.count().max(1) as u64
+    }
+
     /// Asserts that no payload byte was copied. One reason is allowed, for at most one byte in
     /// 10,000: if the kernel inside was too busy to read, segments that did not fit are sent again
     /// one by one, and many of them are packed into fewer frames (`Site::Squeeze`).

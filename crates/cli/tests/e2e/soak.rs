@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::inside::soak::{BREAK, ECHO, FIRST, SLOW};
 use super::support::{
     Family, Host, NONE, Pattern, Server, Stats, Test, Towpath, descriptors, inside, note, now,
-    program_of, reset_on_drop, resident_kib, wait_until_nothing_is_left,
+    program_of, reset_on_drop, resident_kib, retry, wait_until_nothing_is_left,
 };
 
 /// Default duration.
@@ -21,8 +21,9 @@ const SECONDS: u64 = 20;
 const FLOWS: &str = "200";
 /// Most memory of towpath.
 const RESIDENT_KIB_MAX: u64 = 128 << 10;
-/// Most growth of memory in the second half: memory that is not leaked has its size by then.
-const GROWTH_KIB_MAX: u64 = 16 << 10;
+/// Most memory of towpath when all flows have ended; it was 19 MiB after soaks of 20 s, and 23 MiB
+/// after 200 s and 146,000 connections.
+const REST_KIB_MAX: u64 = 32 << 10;
 /// Descriptors that towpath may still open when CMD has just started.
 const STARTING: usize = 4;
 /// Packets and frames that each worker keeps ready for the next read of the device and of a socket.
@@ -41,8 +42,8 @@ fn from_environment<T: FromStr>(name: &str, usual: T) -> T {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// Goal: no flow gets stuck. When all have ended, no flow, frame or descriptor is left, and memory
-/// has not grown with time.
+/// Goal: no flow gets stuck. When all have ended, no flow, frame or descriptor is left, and their
+/// memory is given back.
 /// Method: 200 threads inside, each with one seeded connection after another, half of them over
 /// IPv6, to servers that echo, stop reading, close first or reset; each thread checks every byte
 /// and has a time limit.
@@ -58,24 +59,23 @@ fn soak(host: &Host, seconds: u64, seed: u64) {
         Towpath::with_loopback(NONE).found_by(host).start_held(inside("soak", &arguments));
     program_of(towpath.pid());
     let at_start = descriptors(towpath.pid()) + STARTING;
-    let (begun, half) = (now(), Duration::from_secs(seconds) / 2);
-    let (mut most_in_half, mut most) = (0, 0);
+    let (begun, mut most) = (now(), 0);
     while !towpath.stdout().contains("soaked") && towpath.poll().is_none() {
         assert!(begun.elapsed().as_secs() < seconds + LAST_FLOW, "a flow is stuck");
         most = resident_kib(towpath.pid()).max(most);
-        if begun.elapsed() < half {
-            most_in_half = most;
-        }
         thread::sleep(Duration::from_millis(50));
     }
     note("soak", towpath.stdout().trim());
-    note("soak", &format!("{most_in_half} KiB resident in the first half, {most} in all"));
     assert!(most < RESIDENT_KIB_MAX, "{most} KiB resident");
-    assert!(most - most_in_half < GROWTH_KIB_MAX, "{most_in_half} KiB, then {most} KiB resident");
     if towpath.poll().is_some() {
         panic!("a flow failed: {}", towpath.stderr());
     }
     wait_until_nothing_is_left(host, &towpath, at_start);
+    let rest = retry("memory to be given back", || {
+        let resident = resident_kib(towpath.pid());
+        (resident < REST_KIB_MAX).then_some(resident)
+    });
+    note("soak", &format!("{most} KiB resident at most, {rest} in the end"));
     towpath.release();
     let output = towpath.finish();
     let stats = Stats::of(&output);

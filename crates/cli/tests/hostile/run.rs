@@ -133,7 +133,9 @@ fn judge(attack: &Attack, outcome: &Outcome, host: &Host) -> Result<(), String> 
         (numbers(&outcome.inside, "drops"), numbers(&outcome.report, "dropped"));
     let welcome = drops.get("welcome").copied().unwrap_or(0);
     counted.insert("welcome".into(), host.welcomed(welcome));
+    // Frames are lost in the device's full queue, or in the full ring to a second worker.
     let lost = numbers(&outcome.inside, "lost").remove("lost").unwrap_or(0);
+    let lost = lost + counted.get("hand_over_full").copied().unwrap_or(0);
     for (reason, &expected) in &drops {
         // A frame may be counted for one reason or another.
         let count: u64 = reason.split('+').filter_map(|reason| counted.get(reason)).sum();

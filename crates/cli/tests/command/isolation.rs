@@ -20,11 +20,6 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Maps the gateway's address to the host's loopback, where the test has its servers.
 const LOOPBACK: [&str; 2] = ["--map-host-loopback", "10.0.2.2"];
 
-/// Returns the packets that a port has dropped for a reason.
-fn dropped(network: &Network, port: &str, reason: &str) -> u64 {
-    network.stats()["ports"][port]["dropped"][reason].as_u64().unwrap_or(0)
-}
-
 /// Returns a server on the host's loopback, and its port.
 fn server() -> (UdpSocket, u16) {
     let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -73,7 +68,7 @@ fn a_lease_belongs_to_the_port_that_asked() {
     }
     let leases = network.done(&["ls", "leases"]);
     assert_eq!(leases.lines().filter(|line| line.contains(" a  ")).count(), 10, "{leases}");
-    assert_eq!(dropped(&network, "a", "address_spoofed"), 0);
+    assert_eq!(network.dropped("a", "address_spoofed"), 0);
 }
 
 /// Goal: a guest cannot send to the gateway from an address that is leased to another guest, and
@@ -89,12 +84,12 @@ fn no_guest_sends_in_the_name_of_another() {
     assert!(is_served(&mut a, at_a, gateway, &server));
     // From the port of the mapping, so that the server would answer the other guest.
     c.send(&udp_frame((gateway, (GATEWAY, port)), (c.mac, (at_a, 4000)), b"lie"));
-    wait_for("the lie to be dropped", || dropped(&network, "c", "address_spoofed") == 1);
+    wait_for("the lie to be dropped", || network.dropped("c", "address_spoofed") == 1);
     // As its station: the next datagram of the server would go to the attacker.
     let to = server_peer(&mut a, at_a, gateway, &server);
     let liar = udp_frame(([2, 9, 9, 9, 9, 9], (address(99), 9)), (a.mac, (at_c, 9)), b"lie");
     (0..4).for_each(|_| c.send(&liar));
-    wait_for("the station to be defended", || dropped(&network, "c", "mac_locked") > 0);
+    wait_for("the station to be defended", || network.dropped("c", "mac_locked") > 0);
     server.send_to(b"secret", to).unwrap();
     let is_secret = |frame: &[u8]| datagram(frame, 4000).is_some_and(|(_, text)| text == b"secret");
     assert!(a.receive_at(at_a, PATIENCE, is_secret).is_some());

@@ -93,8 +93,10 @@ impl Network {
         serde_json::from_str(&self.done(&["stats", "--json", &pid])).unwrap()
     }
 
-    fn dropped(&self, port: &str, reason: &str) -> u64 {
-        self.stats()["ports"][port]["dropped"][reason].as_u64().unwrap()
+    /// Returns the packets that a port has dropped for a reason.
+    pub(super) fn dropped(&self, port: &str, reason: &str) -> u64 {
+        // Absent until it occurs.
+        self.stats()["ports"][port]["dropped"][reason].as_u64().unwrap_or(0)
     }
 }
 

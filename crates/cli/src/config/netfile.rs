@@ -29,7 +29,9 @@ use towpath_net::switch::Role;
 use towpath_net::tcp::congestion::Kind;
 
 use crate::config::document::Document;
-use crate::config::{policy_file, signature};
+use crate::config::policy_file;
+use crate::config::signature::{self, Signed};
+use crate::messages::Messages;
 
 /// Longest file in bytes: enough for a thousand ports with all settings.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -61,6 +63,8 @@ pub(crate) struct NetFile {
     pub(crate) egress: Option<Policy>,
     /// The control plane of the VXLAN ports.
     pub(crate) evpn: Option<EvpnSettings>,
+    /// A secret is in this file, not in one of its own.
+    has_secret: bool,
     /// Operations, each with its place in the file.
     pub(crate) operations: Vec<(String, Operation)>,
 }
@@ -120,12 +124,20 @@ impl<A: FromStr> FromStr for Pool<A> {
 }
 
 impl NetFile {
-    /// Parses the file at `path`. Defaults of ports come from `given`, else from the file.
-    pub(crate) fn open(path: &Path, given: &PortDefaults) -> anyhow::Result<Self> {
+    /// Parses the file at `path`. Defaults of ports come from `given`, else from the file. A notice
+    /// says if other users may read secrets in it.
+    pub(crate) fn open(
+        path: &Path,
+        given: &PortDefaults,
+        messages: Messages,
+    ) -> anyhow::Result<Self> {
         let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let read = |text: &mut String| {
+            let file = File::open(path)?;
+            let others = signature::others_may(&file)?;
+            file.take(FILE_BYTES_MAX + 1).read_to_string(text).map(|_| others)
+        };
+        let others = read(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
         if text.len() as u64 > FILE_BYTES_MAX {
             bail!(
                 "{} is larger than {FILE_BYTES_MAX} bytes, the limit of network files",
@@ -138,6 +150,13 @@ impl NetFile {
             Self::read(fields, given).map_err(|wrong| within(document.explain(&wrong)))?;
         let place = |at: String| format!("{}:{}", path.display(), document.place(&at));
         file.operations = operations.into_iter().map(|(at, made)| (place(at), made)).collect();
+        if let Some(mode) = others.filter(|_| file.has_secret) {
+            let path = path.display();
+            messages.notice(format_args!(
+                "{path} has a secret, and other users may read or change it (mode {mode:03o}); \
+                 run: chmod o= {path}, or put the secret into a password-file or key-file"
+            ));
+        }
         Ok(file)
     }
 
@@ -200,7 +219,8 @@ impl NetFile {
             made.push((at, operations::vxlan(vxlan, &defaults)?));
         }
         if let Some(mut evpn) = fields.fields("evpn")? {
-            let signature = signature::of_table(&mut evpn)?;
+            let Signed { signature, has_secret } = signature::of_table(&mut evpn)?;
+            file.has_secret = has_secret;
             file.evpn = Some(EvpnSettings { signature, ..operations::evpn(evpn)? });
         }
         for mut port in fields.all("port")? {

@@ -65,7 +65,7 @@ fn read(arguments: &mut UpArguments, connections: Connections) -> anyhow::Result
         isolate: arguments.isolate.then_some(true),
     };
     let mut file = match &arguments.file {
-        Some(path) => NetFile::open(path, &given)?,
+        Some(path) => NetFile::open(path, &given, settings::messages(&arguments.gateway))?,
         None => NetFile::default(),
     };
     let mut operations = std::mem::take(&mut file.operations);

@@ -2,7 +2,7 @@
 //! their own. No error shows a secret.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 
 use towpath_gateway::control::fields::{Fields, Wrong};
@@ -10,24 +10,45 @@ use towpath_io::socket::{AoAlgorithm, AoKey, KeyChain, Secret, Signature, TCP_KE
 
 /// Permissions of users that are neither the owner of a file nor in its group.
 const OTHERS: u32 = 0o007;
+/// All permissions, without the type of the file.
+const PERMISSIONS: u32 = 0o7777;
 
-/// Takes what signs the sessions from the table, if it has something.
-pub(crate) fn of_table(evpn: &mut Fields) -> Result<Option<Signature>, Wrong> {
-    let password = secret(evpn, "password", "password-file")?;
+/// What a table says about signatures.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Signed {
+    pub(crate) signature: Option<Signature>,
+    /// A secret is in the table, not in a file of its own.
+    pub(crate) has_secret: bool,
+}
+
+/// Takes what signs the sessions from the table.
+pub(crate) fn of_table(evpn: &mut Fields) -> Result<Signed, Wrong> {
+    let mut signed = Signed::default();
+    let password = secret(evpn, "password", "password-file", &mut signed)?;
     if !evpn.has("tcp-ao") {
-        return Ok(password.map(Signature::Md5));
+        signed.signature = password.map(Signature::Md5);
+        return Ok(signed);
     }
     let wrong = |evpn: &Fields, why: &str| evpn.wrong("tcp-ao", format!("'tcp-ao': {why}"));
     if password.is_some() {
         return Err(wrong(evpn, "a password (TCP MD5) excludes it"));
     }
-    let keys: Result<Vec<_>, _> = evpn.all("tcp-ao")?.into_iter().map(key).collect();
-    let chain = KeyChain::new(keys?).map_err(|error| wrong(evpn, &error.to_string()))?;
-    Ok(Some(Signature::Ao(chain)))
+    let keys = evpn.all("tcp-ao")?.into_iter().map(|fields| key(fields, &mut signed));
+    let keys: Vec<_> = keys.collect::<Result<_, _>>()?;
+    let chain = KeyChain::new(keys).map_err(|error| wrong(evpn, &error.to_string()))?;
+    signed.signature = Some(Signature::Ao(chain));
+    Ok(signed)
+}
+
+/// Returns the permissions of a file of which users that are neither its owner nor in its group
+/// have some.
+pub(crate) fn others_may(file: &File) -> io::Result<Option<u32>> {
+    let mode = file.metadata()?.permissions().mode() & PERMISSIONS;
+    Ok((mode & OTHERS != 0).then_some(mode))
 }
 
 /// Parses a key of TCP-AO.
-fn key(mut fields: Fields) -> Result<AoKey, Wrong> {
+fn key(mut fields: Fields, signed: &mut Signed) -> Result<AoKey, Wrong> {
     let names = AoAlgorithm::ALL.map(AoAlgorithm::name).join(", ");
     let send_id = fields.number("send-id", 0, u8::MAX.into())?;
     let send_id = send_id.ok_or_else(|| fields.all_wrong("the key has no 'send-id'"))? as u8;
@@ -38,7 +59,7 @@ fn key(mut fields: Fields) -> Result<AoKey, Wrong> {
     let algorithm = algorithm.ok_or_else(|| {
         fields.all_wrong(format!("the key has no 'algorithm'; expected one of {names}"))
     })?;
-    let secret = secret(&mut fields, "key", "key-file")?;
+    let secret = secret(&mut fields, "key", "key-file", signed)?;
     let secret = secret.ok_or_else(|| fields.all_wrong("the key has no 'key' or 'key-file'"))?;
     fields.finish()?;
     Ok(AoKey { send_id, recv_id, algorithm, secret })
@@ -49,8 +70,11 @@ fn secret(
     fields: &mut Fields,
     name: &'static str,
     file: &'static str,
+    signed: &mut Signed,
 ) -> Result<Option<Secret>, Wrong> {
-    let (field, read) = match (fields.secret(name)?, fields.text(file)?) {
+    let in_table = fields.secret(name)?;
+    signed.has_secret |= in_table.is_some();
+    let (field, read) = match (in_table, fields.text(file)?) {
         (None, None) => return Ok(None),
         (Some(text), None) => (name, Secret::new(text).map_err(|error| error.to_string())),
         (None, Some(path)) => (file, read(&path)),
@@ -61,11 +85,12 @@ fn secret(
 
 /// Reads the secret in the file at `path`, which is all of it but a newline at the end.
 fn read(path: &str) -> Result<Secret, String> {
-    let failed = |error: std::io::Error| format!("cannot read '{path}': {error}");
+    let failed = |error: io::Error| format!("cannot read '{path}': {error}");
     let file = File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.permissions().mode();
-    if mode & OTHERS != 0 {
-        return Err(format!("other users may read or change '{path}'; run: chmod o= {path}"));
+    if let Some(mode) = others_may(&file).map_err(failed)? {
+        return Err(format!(
+            "other users may read or change '{path}' (mode {mode:03o}); run: chmod o= {path}"
+        ));
     }
     let mut bytes = Vec::new();
     file.take(TCP_KEY_BYTES_MAX as u64 + 2).read_to_end(&mut bytes).map_err(failed)?;
@@ -81,11 +106,15 @@ mod tests {
 
     use crate::config::document::Document;
 
-    fn parse(text: &str) -> Result<Option<Signature>, String> {
+    fn read_all(text: &str) -> Result<Signed, String> {
         let (document, mut fields) = Document::read(text)?;
         of_table(&mut fields)
-            .and_then(|signature| fields.finish().map(|()| signature))
+            .and_then(|signed| fields.finish().map(|()| signed))
             .map_err(|wrong| document.explain(&wrong))
+    }
+
+    fn parse(text: &str) -> Result<Option<Signature>, String> {
+        read_all(text).map(|signed| signed.signature)
     }
 
     /// A file that only its owner and the group may read.
@@ -151,10 +180,30 @@ mod tests {
         for mode in [0o644, 0o602, 0o601] {
             file.permit(mode);
             let error = parse(&text).expect_err("too open");
-            assert!(error.contains("run: chmod o= /"), "{error}");
+            assert!(error.contains(&format!(" (mode {mode:o}); run: chmod o= /")), "{error}");
         }
         file.permit(0o600);
         assert_eq!(parse(&text), Ok(md5("hush")));
+    }
+
+    #[test]
+    fn secrets_in_the_table_itself_are_noted() {
+        let file = Written::new("noted", b"hush");
+        let key = "[[tcp-ao]]\nsend-id = 1\nalgorithm = 'hmac-sha-1-96'\n";
+        let other_key = key.replace('1', "2").replace("sha-2", "sha-1");
+        let of_file = format!("key-file = '{}'\n", file.path());
+        let cases = [
+            (String::new(), false),
+            ("password = 'hush'".to_owned(), true),
+            (format!("password-file = '{}'", file.path()), false),
+            (format!("{key}{of_file}"), false),
+            (format!("{key}key = 'hush'"), true),
+            (format!("{key}key = 'hush'\n{other_key}{of_file}"), true),
+        ];
+        for (text, expected) in cases {
+            let signed = read_all(&text).expect("it is valid");
+            assert_eq!(signed.has_secret, expected, "{text}");
+        }
     }
 
     #[test]

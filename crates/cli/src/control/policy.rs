@@ -82,7 +82,8 @@ fn read(path: &Path) -> Option<Policy> {
 fn read_all(path: &Path) -> Option<Vec<(Option<String>, Arc<Policy>)>> {
     let read = policy_file::has_other_tables(path).and_then(|has_others| match has_others {
         false => Ok(vec![(None, Arc::new(policy_file::read(path)?))]),
-        true => NetFile::open(path, &PortDefaults::default()).map(NetFile::into_policies),
+        true => NetFile::open(path, &PortDefaults::default(), Messages::Normal)
+            .map(NetFile::into_policies),
     });
     read.map_err(|error| Messages::Quiet.error(format_args!("{error:#}"))).ok()
 }

@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -202,6 +203,39 @@ fn mistakes_are_found_before_anything_is_made() {
     let tried = output(towpath(["up"]).arg(&path).env("XDG_RUNTIME_DIR", &folder.0));
     assert_eq!(tried.status.code(), Some(125));
     assert!(errors(&tried).contains("net.toml:1:1: "), "{}", errors(&tried));
+}
+
+/// Goal: a network file with a secret that other users may read is served, with a notice. Without a
+/// secret or without other users there is none.
+#[test]
+fn secrets_that_other_users_may_read_are_reported() {
+    let folder = Folder::new("secret");
+    let path = folder.0.join("net.toml");
+    let vxlan = "[vxlan]\nvni = 100\nlocal = '127.0.0.1'\n";
+    let evpn = "[evpn]\nas = 65001\nrouter-id = '192.0.2.11'\nneighbors = ['192.0.2.1']\n";
+    let secret = format!("{vxlan}{evpn}password = 'hush'\n");
+    let plain = format!("{vxlan}{evpn}");
+    let notice = |text: &str, mode, arguments: &[&str]| {
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let output = output(towpath(arguments.iter().copied()).arg(&path));
+        assert_eq!(output.status.code(), Some(0), "{}", errors(&output));
+        errors(&output)
+    };
+    let check = ["up", "--check"];
+    let policy = ["policy", "check"];
+    let policy_text = format!("{secret}[egress]\ndefault = 'deny'\n");
+    for said in [notice(&secret, 0o644, &check), notice(&policy_text, 0o644, &policy)] {
+        let shown = path.display();
+        let expected = format!(
+            "towpath: {shown} has a secret, and other users may read or change it (mode 644); run: \
+             chmod o= {shown}, or put the secret into a password-file or key-file\n"
+        );
+        assert_eq!(said, expected);
+    }
+    assert_eq!(notice(&secret, 0o640, &check), "");
+    assert_eq!(notice(&plain, 0o644, &check), "");
+    assert_eq!(notice(&secret, 0o644, &["up", "--quiet", "--check"]), "");
 }
 
 /// Goal: static leases are added and removed while the network runs, and a failed transaction

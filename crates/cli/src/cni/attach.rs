@@ -10,7 +10,7 @@ use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_net::wire::MacAddr;
 
 use super::error::{self, Error};
-use super::key::{Key, Prefix};
+use super::key::{Host, Key, Prefix};
 use super::namespace::{self, Address, Settings};
 use super::network::{Description, Member, Network};
 
@@ -54,7 +54,7 @@ pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
     let Wanted { key, interface, member, .. } = wanted;
     let network = Network::running(wanted.network.as_deref())?;
     let description = network.describe()?;
-    let mac = wanted.mac.unwrap_or(key.mac);
+    let mac = wanted.mac.unwrap_or_else(|| key.mac(&Host::this(description.vtep)));
     let mtu = member.settings.get("mtu").and_then(|mtu| mtu.as_u64()?.try_into().ok());
     let mtu = mtu.unwrap_or(description.mtu);
     let Some((path, name)) = interface else {

@@ -1,11 +1,16 @@
 //! The names of containers in a network.
 //!
-//! A plugin ends after each call and keeps no files. So the name of a container's port, and the
-//! address of its interface, follow from what each call names: the network of the engine, the
-//! container and the interface. The name begins with [`Prefix`], by which the ports of one engine's
-//! network are found again. Names have 15 bytes at most, so these are hashes: with as many ports as
-//! a network can have, two have the same one by chance once in 30 million networks. The second one
-//! is refused then.
+//! A plugin ends after each call and keeps no files. So the name of a container's port follows from
+//! what each call names: the network of the engine, the container and the interface. The name
+//! begins with [`Prefix`], by which the ports of one engine's network are found again. Names have
+//! 15 bytes at most, so these are hashes: with as many ports as a network can have, two have the
+//! same one by chance once in 30 million networks. The second one is refused then.
+//!
+//! The address of an interface follows from the name of its port and from the host, as networks of
+//! several hosts may be joined, and containers of one name on each of them.
+
+use std::fs;
+use std::net::IpAddr;
 
 use towpath_net::wire::MacAddr;
 
@@ -16,6 +21,8 @@ const DIGITS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
 /// Characters of a name that stand for the engine's network, and for the container.
 const NETWORK_LEN: u32 = 6;
 const CONTAINER_LEN: u32 = 8;
+/// Names the machine; cloned machines may have the same (machine-id(5)).
+const MACHINE_ID: &str = "/etc/machine-id";
 
 /// What the names of all containers of an engine's network begin with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +33,13 @@ pub(super) struct Prefix(String);
 pub(super) struct Key {
     /// The name of its port.
     pub(super) port: String,
-    /// The link-layer address of its interface, unless it is given another one.
-    pub(super) mac: MacAddr,
+}
+
+/// What distinguishes hosts whose networks are joined.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Host {
+    machine: String,
+    vtep: String,
 }
 
 impl Prefix {
@@ -47,11 +59,27 @@ impl Prefix {
     /// Returns the key of a container at the interface `interface`.
     pub(super) fn key(&self, container: &str, interface: &str) -> Key {
         let hash = hash(&[&self.0, container, interface]);
-        let [.., a, b, c, d, e] = hash.to_be_bytes();
-        Key {
-            port: self.0.clone() + &digits(hash, CONTAINER_LEN),
-            // Locally administered, for one station.
-            mac: MacAddr([0x02, a, b, c, d, e]),
+        Key { port: self.0.clone() + &digits(hash, CONTAINER_LEN) }
+    }
+}
+
+impl Key {
+    /// Returns the link-layer address of its interface on a host, unless it is given another one.
+    pub(super) fn mac(&self, host: &Host) -> MacAddr {
+        let [.., a, b, c, d, e] = hash(&[&self.port, &host.machine, &host.vtep]).to_be_bytes();
+        // Locally administered, for one station.
+        MacAddr([0x02, a, b, c, d, e])
+    }
+}
+
+impl Host {
+    /// Returns this host. `vtep` is where the VXLAN ports of the network end here: no two hosts
+    /// have the same. If networks are joined in another way, only the machine differs.
+    pub(super) fn this(vtep: Option<IpAddr>) -> Self {
+        Self {
+            // Of systems without it, only the ends of tunnels differ.
+            machine: fs::read_to_string(MACHINE_ID).unwrap_or_default(),
+            vtep: vtep.map(|vtep| vtep.to_string()).unwrap_or_default(),
         }
     }
 }
@@ -84,12 +112,32 @@ mod tests {
     fn keys_never_change() {
         let key = Prefix::of("towpath").key("752947ff91f9", "eth0");
         assert_eq!(key.port, "cjs8m13gs3847b7");
-        assert_eq!(key.mac.to_string(), "02:3a:ce:44:0f:90");
+    }
+
+    /// Goal: containers of one name on two hosts have two addresses, whichever thing distinguishes
+    /// the hosts; on one host the address stays.
+    #[test]
+    fn addresses_differ_between_hosts() {
+        let of = |machine: &str, vtep: &str| {
+            let host = Host { machine: machine.to_owned(), vtep: vtep.to_owned() };
+            Prefix::of("towpath").key("one", "eth0").mac(&host)
+        };
+        let hosts = [("", ""), ("a", ""), ("b", ""), ("a", "192.0.2.11"), ("a", "192.0.2.12")];
+        let macs: HashSet<MacAddr> =
+            hosts.iter().map(|(machine, vtep)| of(machine, vtep)).collect();
+        assert_eq!(macs.len(), hosts.len());
+        for mac in macs {
+            assert_eq!(mac.0[0] & 3, 2, "{mac} is locally administered, and of one station");
+        }
+        assert_eq!(of("a", "192.0.2.11"), of("a", "192.0.2.11"));
+        let vtep = "192.0.2.11".parse().ok();
+        assert_eq!(Host::this(vtep), Host::this(vtep));
+        assert_ne!(Host::this(vtep), Host::this(None));
     }
 
     #[test]
     fn keys_differ() {
-        let mut ports = HashSet::new();
+        let (mut ports, mut macs) = (HashSet::new(), HashSet::new());
         for network in ["a", "b", ""] {
             let prefix = Prefix::of(network);
             for container in ["a", "ab", "b", "c1"] {
@@ -98,11 +146,12 @@ mod tests {
                     assert_eq!(key.port.len(), 15, "{}", key.port);
                     assert!(prefix.is_of(&key.port));
                     assert!(!Prefix::of("other").is_of(&key.port));
-                    ports.insert((key.port, key.mac.to_string()));
+                    macs.insert(key.mac(&Host::default()));
+                    ports.insert(key.port);
                 }
             }
         }
-        assert_eq!(ports.len(), 3 * 4 * 3);
+        assert_eq!((ports.len(), macs.len()), (3 * 4 * 3, 3 * 4 * 3));
         for other in ["c", "vm1", "c000000", "c00000000000000-"] {
             assert!(!Prefix("c000000".to_owned()).is_of(other), "{other}");
         }

@@ -41,10 +41,12 @@ pub(super) struct Network {
     path: PathBuf,
 }
 
-/// What guests learn about a network by DHCP and router advertisements.
+/// What guests learn about a network by DHCP and router advertisements, and where it is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Description {
     pub(super) mtu: u16,
+    /// Where its VXLAN ports end on this host.
+    pub(super) vtep: Option<IpAddr>,
     pub(super) versions: Vec<Version>,
     pub(super) domain: Option<String>,
     pub(super) search: Vec<String>,
@@ -398,6 +400,10 @@ fn describe(value: &Value) -> Option<Description> {
     }
     Some(Description {
         mtu: value["mtu"].as_u64()?.try_into().ok()?,
+        vtep: match &value["vtep"] {
+            Value::Null => None,
+            vtep => Some(address(vtep)?),
+        },
         versions,
         domain: match &value["domain"] {
             Value::Null => None,
@@ -447,11 +453,14 @@ mod tests {
         let leased: Vec<_> = description.versions.iter().map(|one| one.is_leased).collect();
         assert_eq!(leased, [true, false]);
         // Without services.
-        let bare = describe(&json!({ "mtu": 1400, "ipv4": null, "ipv6": null })).unwrap();
+        let bare = json!({ "mtu": 1400, "vtep": "192.0.2.11", "ipv4": null, "ipv6": null });
+        let bare = describe(&bare).unwrap();
         assert_eq!((bare.mtu, bare.versions.len(), bare.search.len()), (1400, 0, 0));
+        assert_eq!((description.vtep, bare.vtep), (None, Some(ip("192.0.2.11"))));
         for wrong in [
             json!({}),
             json!({ "mtu": 70_000 }),
+            json!({ "mtu": 1500, "vtep": "here" }),
             json!({ "mtu": 1500, "ipv4": { "gateway": "x" } }),
             json!({ "mtu": 1500, "domain": "a\nnameserver 192.0.2.1" }),
             json!({ "mtu": 1500, "search": ["a b"] }),

@@ -283,9 +283,15 @@ fn allowed(prefix: &Prefix) -> String {
 }
 
 /// Returns what the services tell guests about the network: `null` for an IP version that it does
-/// not have, and no addresses at all without services.
+/// not have, and no addresses at all without services. `vtep` is where VXLAN ports end here.
 fn network(worker: &Worker<Network>) -> Value {
-    let mut object = json!({ "mtu": worker.inside().mtu(), "ipv4": null, "ipv6": null });
+    let vtep = worker.inside().vtep().map(|vtep| vtep.to_string());
+    let mut object = json!({
+        "mtu": worker.inside().mtu(),
+        "vtep": vtep,
+        "ipv4": null,
+        "ipv6": null,
+    });
     let Some(config) = worker.inside().services().map(Services::config) else { return object };
     fn texts<T: ToString>(all: &[T]) -> Vec<String> {
         all.iter().map(ToString::to_string).collect()

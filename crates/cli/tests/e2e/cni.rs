@@ -364,7 +364,8 @@ fn virtual_machines(host: &mut Host) {
 /// Goal: containers of two hosts that share a range have different addresses, of which both hosts
 /// know, and reach each other. An address that a container of the other host has is refused.
 /// Method: both have one name, from which follow the ports' names and so the first addresses that
-/// are tried; the first one is attached before the hosts know each other.
+/// are tried; the first one is attached before the hosts know each other. The machine is one, too:
+/// only the ends of the tunnels distinguish the stations.
 fn on_two_hosts(host: &mut Host) {
     let lab = Lab::new(host);
     let [first, second] = [11, 12].map(|number| lab.join(number));
@@ -372,15 +373,15 @@ fn on_two_hosts(host: &mut Host) {
     let engines =
         [11, 12].map(|number| Engine::of(host, &format!("engine{number}"), lab.control(number)));
     let containers = [Container::new("one"), Container::new("one")];
-    let stations = ["02:00:00:00:00:11", "02:00:00:00:00:12"];
-    let addresses = [0, 1].map(|at| {
-        let runtime = json!({ "runtimeConfig": { "mac": stations[at] } });
-        let result = engines[at].call("ADD", Some(&containers[at]), runtime).expect("a success");
-        address(&result, 0).to_owned()
-    });
+    let add =
+        |at: usize| engines[at].call("ADD", Some(&containers[at]), json!({})).expect("a success");
+    let results = [add(0), add(1)];
+    let addresses = [0, 1].map(|at| address(&results[at], 0));
     assert_ne!(addresses[0], addresses[1]);
+    let stations = [0, 1].map(|at| results[at]["interfaces"][0]["mac"].as_str().expect("a text"));
+    assert_ne!(stations[0], stations[1]);
     for (at, other) in [(0, 1), (1, 0)] {
-        containers[at].reaches(&addresses[other]);
+        containers[at].reaches(addresses[other]);
         let (station, there) = (stations[other], 11 + other);
         let known = format!("station {station} VNI 100 at 192.0.2.{there} {}", addresses[other]);
         wait_for(&networks[at], "evpn", &[&known]);

@@ -227,6 +227,15 @@ impl Network {
         has_tunnel.then(|| vxlan::super_packet_max(self.config.mtu))
     }
 
+    /// Returns the address at which the VXLAN ports end on this host: that of the first one that
+    /// names it.
+    pub fn vtep(&self) -> Option<IpAddr> {
+        self.members.iter().flatten().find_map(|member| match &member.attachment {
+            Attachment::Vxlan(settings) => settings.local,
+            _ => None,
+        })
+    }
+
     /// Returns true if there is a gateway.
     pub fn has_gateway(&self) -> bool {
         self.gateway.is_some()

@@ -18,12 +18,16 @@ use rustix::net::{
 
 use crate::sys::set_option;
 use message::{Reply, Request};
+#[cfg(feature = "confine")]
+pub(crate) use super_packets::limit_for;
+pub use super_packets::limit_super_packets;
 
 pub mod dump;
 pub(crate) mod fuzz;
 pub mod interfaces;
 pub mod links;
 mod message;
+mod super_packets;
 pub mod watch;
 
 /// Why a request failed.

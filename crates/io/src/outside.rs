@@ -79,10 +79,13 @@ pub enum Wanted {
     XdpProgram = 18,
     /// Open the next file of the log: an empty one (1), or the one that has the name (0).
     Log = 19,
+    /// Limit the super-packets of the TAP device of a name, which this process has opened. The
+    /// number is the most bytes of one.
+    SuperPackets = 20,
 }
 
 impl Wanted {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::Bind,
         Self::Ping,
         Self::ResolvConf,
@@ -102,6 +105,7 @@ impl Wanted {
         Self::Xdp,
         Self::XdpProgram,
         Self::Log,
+        Self::SuperPackets,
     ];
 }
 

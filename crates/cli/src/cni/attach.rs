@@ -68,7 +68,8 @@ pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
     })?;
     let tap = namespace::make(&container, name)?;
     let addresses = network.add(&description, key, mac, member, Some(tap.as_fd()))?;
-    let settings = Settings { mac, mtu, addresses };
+    let gso_max_size = description.gso_max_size;
+    let settings = Settings { mac, mtu, gso_max_size, addresses };
     match namespace::configure(&container, name, &settings) {
         Ok(addresses) => Ok(Attached { mac, mtu, addresses, network: description }),
         Err(error) => {

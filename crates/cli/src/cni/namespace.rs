@@ -35,6 +35,8 @@ pub(super) struct Address {
 pub(super) struct Settings {
     pub(super) mac: MacAddr,
     pub(super) mtu: u16,
+    /// Bytes of the largest super-packet, if it is not the kernel's.
+    pub(super) gso_max_size: Option<u32>,
     pub(super) addresses: Vec<Address>,
 }
 
@@ -72,9 +74,13 @@ fn configure_here(name: &str, settings: &Settings) -> Result<Vec<Address>, Netli
     // Router advertisements would add addresses that the engine does not know of. Without IPv6
     // there is no such file.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0");
-    let Settings { mac, mtu, addresses } = settings;
-    let (mac, mtu) = (Some(mac.0), Some(*mtu));
+    let Settings { mac, mtu, gso_max_size, addresses } = settings;
+    let (mac, mtu, gso_max_size) = (Some(mac.0), Some(*mtu), *gso_max_size);
     netlink.link_set(index, &LinkSettings { mac, mtu, ..LinkSettings::default() })?;
+    if gso_max_size.is_some() {
+        // Without it, it is only slower.
+        let _ = netlink.link_set(index, &LinkSettings { gso_max_size, ..LinkSettings::default() });
+    }
     netlink.link_set(index, &LinkSettings { up: true, ..LinkSettings::default() })?;
     let mut taken = Vec::new();
     for one in addresses {

@@ -47,6 +47,8 @@ pub(super) struct Description {
     pub(super) mtu: u16,
     /// Where its VXLAN ports end on this host.
     pub(super) vtep: Option<IpAddr>,
+    /// Bytes of the super-packets that they send in one call.
+    pub(super) gso_max_size: Option<u32>,
     pub(super) versions: Vec<Version>,
     pub(super) domain: Option<String>,
     pub(super) search: Vec<String>,
@@ -404,6 +406,10 @@ fn describe(value: &Value) -> Option<Description> {
             Value::Null => None,
             vtep => Some(address(vtep)?),
         },
+        gso_max_size: match &value["gso-max-size"] {
+            Value::Null => None,
+            bytes => Some(bytes.as_u64()?.try_into().ok()?),
+        },
         versions,
         domain: match &value["domain"] {
             Value::Null => None,
@@ -453,14 +459,17 @@ mod tests {
         let leased: Vec<_> = description.versions.iter().map(|one| one.is_leased).collect();
         assert_eq!(leased, [true, false]);
         // Without services.
-        let bare = json!({ "mtu": 1400, "vtep": "192.0.2.11", "ipv4": null, "ipv6": null });
+        let mut bare = json!({ "mtu": 1400, "vtep": "192.0.2.11", "ipv4": null, "ipv6": null });
+        bare["gso-max-size"] = 60_000.into();
         let bare = describe(&bare).unwrap();
         assert_eq!((bare.mtu, bare.versions.len(), bare.search.len()), (1400, 0, 0));
         assert_eq!((description.vtep, bare.vtep), (None, Some(ip("192.0.2.11"))));
+        assert_eq!((description.gso_max_size, bare.gso_max_size), (None, Some(60_000)));
         for wrong in [
             json!({}),
             json!({ "mtu": 70_000 }),
             json!({ "mtu": 1500, "vtep": "here" }),
+            json!({ "mtu": 1500, "gso-max-size": -1 }),
             json!({ "mtu": 1500, "ipv4": { "gateway": "x" } }),
             json!({ "mtu": 1500, "domain": "a\nnameserver 192.0.2.1" }),
             json!({ "mtu": 1500, "search": ["a b"] }),

@@ -34,7 +34,9 @@ use crate::control::metrics;
 use crate::control::policy::{self, AUDIT, EGRESS};
 use crate::control::published::{self, Publishing, TRANSACTION};
 use crate::control::socket::Asked;
+use crate::control::super_packets::Taps;
 use crate::control::{evpn, remotes};
+use crate::messages::Messages;
 
 pub(crate) const NETWORK: &str = "/v1/network";
 pub(crate) const PORTS: &str = "/v1/ports";
@@ -62,11 +64,17 @@ pub(crate) trait Serving: Publishing {
 
 /// Answers a request; a transaction changes the network, and may take the TAP device whose
 /// descriptor came with it.
-pub(crate) fn answer(worker: &mut Worker<Network>, asked: Asked<'_>) -> Response {
+pub(crate) fn answer(
+    worker: &mut Worker<Network>,
+    asked: Asked<'_>,
+    messages: Messages,
+) -> Response {
     let Asked { request, content, file, replaced, .. } = asked;
     match content {
         Content::Policy(policy) => return policy::replace(worker.egress(), policy, replaced),
-        Content::Operations(operations) => return transaction(worker, operations, file),
+        Content::Operations(operations) => {
+            return transaction(worker, operations, file, messages);
+        }
         Content::Other => {}
     }
     if flows::is_meant(request.path) && request.method == "GET" {
@@ -168,6 +176,7 @@ fn transaction(
     worker: &mut Worker<Network>,
     operations: Result<Vec<Operation>, String>,
     file: &mut Option<OwnedFd>,
+    messages: Messages,
 ) -> Response {
     let operations = match operations {
         Ok(operations) => operations,
@@ -184,8 +193,10 @@ fn transaction(
         _ => None,
     });
     let guests: Vec<Guest> = guests.collect();
+    let to_limit = Taps::of(worker.inside(), &operations);
     match worker.apply(operations) {
         Ok(()) => {
+            to_limit.limit(worker, messages);
             let all = worker.inside().services().into_iter().flat_map(Services::static_leases);
             let added = all.filter(|lease| guests.contains(&lease.guest)).map(fixed_lease);
             let leases: Vec<_> = added.collect();
@@ -283,12 +294,14 @@ fn allowed(prefix: &Prefix) -> String {
 }
 
 /// Returns what the services tell guests about the network: `null` for an IP version that it does
-/// not have, and no addresses at all without services. `vtep` is where VXLAN ports end here.
+/// not have, and no addresses at all without services. `vtep` is where VXLAN ports end here, and
+/// `gso-max-size` for TAP devices beside them.
 fn network(worker: &Worker<Network>) -> Value {
     let vtep = worker.inside().vtep().map(|vtep| vtep.to_string());
     let mut object = json!({
         "mtu": worker.inside().mtu(),
         "vtep": vtep,
+        "gso-max-size": worker.inside().super_packet_max(),
         "ipv4": null,
         "ipv6": null,
     });

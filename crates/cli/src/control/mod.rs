@@ -17,3 +17,4 @@ pub(crate) mod ports;
 pub(crate) mod published;
 pub(crate) mod remotes;
 pub(crate) mod socket;
+pub(crate) mod super_packets;

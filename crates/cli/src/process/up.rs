@@ -18,7 +18,6 @@ use towpath_io::confine::Mode;
 use towpath_io::confine::broker::{Duties, Guests, Ports};
 use towpath_io::endpoint::Connection;
 use towpath_io::namespace::signals::Signals;
-use towpath_io::netlink::{LinkSettings, Netlink, NetlinkError};
 use towpath_io::process_sys::Inherited;
 use towpath_io::uplink::XdpSettings;
 use towpath_io::vhost_user::{self, sigbus};
@@ -29,6 +28,7 @@ use crate::config::{egress, settings};
 use crate::control::api;
 use crate::control::capture::{CAPTURE, Captures};
 use crate::control::socket::Control;
+use crate::control::super_packets::Taps;
 use crate::exit::{Ending, Failure};
 use crate::messages::Messages;
 use crate::process::confine::Confinement;
@@ -223,39 +223,16 @@ fn make(plan: Plan, messages: Messages) -> anyhow::Result<Worker<Network>> {
     }
     let egress = worker.egress().cloned();
     worker.inside_mut().set_egress(egress);
-    let taps = taps(&plan.operations);
     let (places, operations): (Vec<_>, Vec<_>) = plan.operations.into_iter().unzip();
+    let taps = Taps::added_by(&operations);
     worker.apply(operations).map_err(|TransactionError { index, error }| {
         anyhow::Error::from(error).context(places[index].clone())
     })?;
-    if let Some(bytes) = worker.inside().super_packet_max() {
-        taps.iter().for_each(|tap| limit_super_packets(tap, bytes, messages));
-    }
+    taps.limit(&worker, messages);
     if let Some(path) = plan.lease_file {
         keep_leases(&mut worker, &path, messages)?;
     }
     Ok(worker)
-}
-
-/// Returns the names of the TAP devices that this process makes or takes over.
-fn taps(operations: &[(String, Operation)]) -> Vec<String> {
-    let taps = operations.iter().filter_map(|(_, operation)| match operation {
-        Operation::Add { attachment: Attachment::Tap(name), .. } => Some(name.clone()),
-        _ => None,
-    });
-    taps.collect()
-}
-
-/// Keeps the super-packets of a TAP device from being longer than this. It is only slower without.
-fn limit_super_packets(tap: &str, bytes: u32, messages: Messages) {
-    let limit = || -> Result<(), NetlinkError> {
-        let mut netlink = Netlink::open()?;
-        let index = netlink.link_index(tap)?;
-        netlink.link_set(index, &LinkSettings { gso_max_size: Some(bytes), ..Default::default() })
-    };
-    if let Err(error) = limit() {
-        messages.detail(format_args!("cannot set gso_max_size of {tap} to {bytes}: {error}"));
-    }
 }
 
 /// Restores the leases of an earlier run. Problems with the file are reported, and do not stop the
@@ -324,7 +301,7 @@ fn serve(
         if let Some(open) = &mut control
             && let Err(error) = open.serve(|asked| match asked.request.path {
                 CAPTURE => captures.begin(worker, asked),
-                _ => Some(api::answer(worker, asked)),
+                _ => Some(api::answer(worker, asked, *messages)),
             })
         {
             messages.notice(format_args!("the control socket failed and is closed: {error}"));

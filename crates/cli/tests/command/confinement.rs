@@ -190,6 +190,7 @@ fn attempts_of_a_process_that_was_taken_over_are_refused() {
         "broker: connect",
         "broker: listen",
         "broker: tap",
+        "broker: super-packets",
         "broker: leases",
         "broker: signal",
         "broker: namespace",

@@ -163,9 +163,18 @@ fn a_device_that_does_not_come_is_missed() {
 #[test]
 fn a_network_describes_itself() {
     let network = Network::start("described");
-    let answer = network.get("/v1/network");
-    let value: Value = serde_json::from_str(body_of(&answer)).unwrap();
-    assert_eq!(value, json!({ "mtu": 1500, "ipv4": null, "ipv6": null }));
+    let described =
+        || -> Value { serde_json::from_str(body_of(&network.get("/v1/network"))).unwrap() };
+    let mut expected = json!({
+        "mtu": 1500, "vtep": null, "gso-max-size": null, "ipv4": null, "ipv6": null,
+    });
+    assert_eq!(described(), expected);
+    let tunnel = "100:local=127.0.0.1,remote=127.0.0.2";
+    assert_done(&network.towpath(&["port", "add", "vxlan100", "--vxlan", tunnel]));
+    expected["vtep"] = "127.0.0.1".into();
+    // 43 segments of 1,448 bytes, and what the kernel counts for headers.
+    expected["gso-max-size"] = (43 * 1448 + 321).into();
+    assert_eq!(described(), expected);
 }
 
 #[test]

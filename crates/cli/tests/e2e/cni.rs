@@ -382,6 +382,8 @@ fn on_two_hosts(host: &mut Host) {
     assert_ne!(stations[0], stations[1]);
     for (at, other) in [(0, 1), (1, 0)] {
         containers[at].reaches(addresses[other]);
+        let shown = containers[at].run("ip", ["-details", "link", "show", "eth0"]);
+        assert!(shown.contains("gso_max_size 61833 "), "{shown}");
         let (station, there) = (stations[other], 11 + other);
         let known = format!("station {station} VNI 100 at 192.0.2.{there} {}", addresses[other]);
         wait_for(&networks[at], "evpn", &[&known]);

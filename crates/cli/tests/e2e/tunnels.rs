@@ -35,6 +35,7 @@ pub(crate) fn tests() -> Vec<Test> {
     );
     all.push(Test::new("tunnels_of_narrow_paths", &["nsenter"], narrow).needs_root());
     all.push(Test::new("tunnels_refuse_strangers", &["nsenter"], strangers).needs_root());
+    all.push(Test::new("tunnels_limit_super_packets", &[], super_packets).needs_root());
     all.push(Test::new("tunnels_have_no_loops", &["nsenter"], no_loops).needs_root());
     all
 }
@@ -158,6 +159,28 @@ fn of_two(host: &mut Host, outer: Family) {
     assert!(remotes.contains(&remote) && remotes.contains("learned"), "{remotes}");
     near.end();
     far.end();
+}
+
+/// Goal: TAP devices are limited when the first tunnel comes, and those that are added later, also
+/// by a confined network; not before.
+fn super_packets(host: &mut Host) {
+    let options = ["--no-gateway", "--mtu", "1450"].map(str::to_owned);
+    let network = Network::start_of(host, &options, "tap20");
+    let add = |port: &str, attachment: &[&str]| {
+        network.run(&[&["port", "add", port], attachment].concat());
+    };
+    let is_limited = |tap: &str| {
+        let shown = run("ip", ["-details", "link", "show", tap]);
+        shown.contains("gso_max_size 61833 ")
+    };
+    add("tap21", &["--tap"]);
+    assert!(!is_limited("tap20") && !is_limited("tap21"));
+    add("vxlan100", &["--vxlan", "100:local=127.0.0.1,remote=127.0.0.2"]);
+    add("tap22", &["--tap"]);
+    for tap in ["tap20", "tap21", "tap22"] {
+        assert!(is_limited(tap), "{tap}");
+    }
+    network.end();
 }
 
 /// Makes a machine whose interface is a VXLAN device of the other host's kernel.

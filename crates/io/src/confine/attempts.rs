@@ -65,6 +65,7 @@ pub fn attempt(name: &str) -> io::Result<()> {
         "broker: connect" => ask(Wanted::Connect, 0, b"/run/docker.sock"),
         "broker: listen" => ask(Wanted::Listen, 0, b"/tmp/towpath-attempt"),
         "broker: tap" => ask(Wanted::Tap, 0, b"tap9"),
+        "broker: super-packets" => ask(Wanted::SuperPackets, 1500, b"lo"),
         "broker: leases" => ask(Wanted::LeaseLock, 0, b""),
         "broker: signal" => ask(Wanted::Signal, 9, b""),
         "broker: namespace" => ask(Wanted::Namespace, 0, b""),

@@ -7,8 +7,9 @@
 //! things and no others. The broker checks each number, name and descriptor that comes with a
 //! request.
 //!
-//! Limit: [`SOCKETS_MAX`].
+//! Limits: [`SOCKETS_MAX`], [`TAPS_MAX`].
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -28,6 +29,7 @@ use crate::endpoint;
 use crate::log_files::LogFiles;
 use crate::namespace::init::release_standard_streams;
 use crate::namespace::signals;
+use crate::netlink;
 use crate::outside::{self, Answer, Request, TEXT_BYTES_MAX, Wanted};
 use crate::pcapng;
 use crate::process_sys::{Forked, end_with_only, fork_into};
@@ -36,6 +38,9 @@ use crate::uplink;
 
 /// Most Unix sockets at a time: one for each port that a network can have.
 pub const SOCKETS_MAX: usize = 1024;
+/// Most names of TAP devices that it knows: one for each port that a network can have. Of more, it
+/// forgets the first ones.
+pub const TAPS_MAX: usize = 1024;
 /// The host's resolver configuration.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Longest lease file that the broker writes.
@@ -124,7 +129,8 @@ fn fork(mut duties: Duties, child: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd
         end_with_only(kept, || match prepare() {
             Ok(()) => {
                 let sockets = std::mem::take(&mut duties.sockets);
-                Broker { duties, child, program: None, sockets }.serve(theirs.as_fd())
+                let taps = VecDeque::new();
+                Broker { duties, child, program: None, sockets, taps }.serve(theirs.as_fd())
             }
             Err(_) => 1,
         });
@@ -143,6 +149,8 @@ struct Broker<'a> {
     program: Option<OwnedFd>,
     /// The sockets it made or was given, with the identities of their files.
     sockets: Vec<(PathBuf, (u64, u64))>,
+    /// The names of TAP devices that it opened.
+    taps: VecDeque<String>,
 }
 
 impl Broker<'_> {
@@ -191,13 +199,15 @@ impl Broker<'_> {
             Wanted::Packet | Wanted::Xdp | Wanted::XdpProgram => {
                 self.uplink(wanted, &text, number, file)
             }
-            Wanted::Tap | Wanted::Listen | Wanted::Connect => {
+            Wanted::Tap => self.tap(&text, number),
+            Wanted::SuperPackets => {
+                let known = self.taps.iter().find(|known| known.as_bytes() == text);
+                let limited = netlink::limit_for(known.ok_or(Errno::PERM)?, number);
+                limited.map(|()| Answer::default())
+            }
+            Wanted::Listen | Wanted::Connect => {
                 let guests = self.duties.guests.as_ref().ok_or(Errno::PERM)?;
                 match wanted {
-                    Wanted::Tap => {
-                        let name = std::str::from_utf8(&text).map_err(|_| Errno::INVAL)?;
-                        tap::attach_for(name, number)
-                    }
                     Wanted::Connect if !guests.may_connect(path) => Err(Errno::PERM),
                     Wanted::Connect => endpoint::connect_for(path),
                     _ => self.listen(path),
@@ -270,6 +280,17 @@ impl Broker<'_> {
         let opened = if number == 0 { log.open() } else { log.rotate() };
         let file = opened.map_err(|error| errno_of(&error))?;
         Ok(Answer { file: Some(file.into()), ..Answer::default() })
+    }
+
+    fn tap(&mut self, name: &[u8], kind: u64) -> Result<Answer, Errno> {
+        self.duties.guests.as_ref().ok_or(Errno::PERM)?;
+        let name = std::str::from_utf8(name).map_err(|_| Errno::INVAL)?;
+        let answer = tap::attach_for(name, kind)?;
+        if answer.file.is_some() && !self.taps.iter().any(|known| known == name) {
+            self.taps.truncate(TAPS_MAX - 1);
+            self.taps.push_front(name.to_owned());
+        }
+        Ok(answer)
     }
 
     fn listen(&mut self, path: &Path) -> Result<Answer, Errno> {
@@ -409,6 +430,23 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
+    /// Goal: only interfaces of TAP devices that the broker has opened are limited.
+    #[test]
+    fn super_packets_of_other_interfaces_are_not_limited() {
+        let duties = Duties { guests: Some(Guests::default()), ..Duties::default() };
+        let (sockets, taps) = (Vec::new(), VecDeque::from(["tap-of-none".to_owned()]));
+        let mut broker = Broker { duties, child: None, program: None, sockets, taps };
+        let mut limit = |name: &str, number| {
+            let (wanted, text, file) = (Wanted::SuperPackets, name.into(), None);
+            broker.answer(Request { wanted, number, text, file }).map(drop)
+        };
+        for name in ["lo", "", "tap-of", "tap-of-none\0"] {
+            assert_eq!(limit(name, 60_000), Err(Errno::PERM), "{name}");
+        }
+        assert_eq!(limit("tap-of-none", u64::MAX), Err(Errno::INVAL));
+        assert_eq!(limit("tap-of-none", 60_000), Err(Errno::NODEV), "it is tried");
+    }
+
     /// Goal: a process that is killed while it hands over leases leaves the old file in place.
     /// Method: pipes that end early, or hold too much.
     #[test]
@@ -417,7 +455,8 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("leases");
         let duties = Duties { leases: Some(path.clone()), ..Duties::default() };
-        let mut broker = Broker { duties, child: None, program: None, sockets: Vec::new() };
+        let (sockets, taps) = (Vec::new(), VecDeque::new());
+        let mut broker = Broker { duties, child: None, program: None, sockets, taps };
         let mut hand_over = |begun: &str, len| {
             let (outlet, inlet) = rustix::pipe::pipe().unwrap();
             rustix::io::write(&inlet, begun.as_bytes()).unwrap();

@@ -123,6 +123,7 @@ fn attached() -> Attached {
         network: Description {
             mtu: 1500,
             vtep: None,
+            gso_max_size: None,
             versions: vec![version(v4.1, 24, "10.0.2.3"), version(v6.1, 64, "fd00::3")],
             domain: Some("lab.example".to_owned()),
             search: vec!["lab.example".to_owned()],

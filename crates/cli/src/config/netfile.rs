@@ -30,7 +30,7 @@ use towpath_net::tcp::congestion::Kind;
 
 use crate::config::document::Document;
 use crate::config::policy_file;
-use crate::config::signature::{self, Signed};
+use crate::config::signature::{Signed, others_may};
 use crate::messages::Messages;
 
 /// Longest file in bytes: enough for a thousand ports with all settings.
@@ -134,7 +134,7 @@ impl NetFile {
         let mut text = String::new();
         let read = |text: &mut String| {
             let file = File::open(path)?;
-            let others = signature::others_may(&file)?;
+            let others = others_may(&file)?;
             file.take(FILE_BYTES_MAX + 1).read_to_string(text).map(|_| others)
         };
         let others = read(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
@@ -218,10 +218,9 @@ impl NetFile {
             let at = vxlan.path().to_owned();
             made.push((at, operations::vxlan(vxlan, &defaults)?));
         }
-        if let Some(mut evpn) = fields.fields("evpn")? {
-            let Signed { signature, has_secret } = signature::of_table(&mut evpn)?;
-            file.has_secret = has_secret;
-            file.evpn = Some(EvpnSettings { signature, ..operations::evpn(evpn)? });
+        if let Some(table) = fields.fields("evpn")? {
+            let (settings, has_secret) = evpn(table)?;
+            (file.evpn, file.has_secret) = (Some(settings), has_secret);
         }
         for mut port in fields.all("port")? {
             let at = port.path().to_owned();
@@ -282,6 +281,17 @@ impl Dhcp {
         dhcp.finish()?;
         Ok(read)
     }
+}
+
+/// Parses the settings of EVPN, and returns whether a secret is among them.
+fn evpn(mut table: Fields) -> Result<(EvpnSettings, bool), Wrong> {
+    let path = table.path().to_owned();
+    let signed = Signed::of_table(&mut table)?;
+    let mut settings = operations::evpn(table)?;
+    settings.signatures = signed.signatures(&settings.neighbors)?;
+    let checked = settings.check();
+    checked.map_err(|error| Wrong { path, message: error.to_string() })?;
+    Ok((settings, signed.has_secret))
 }
 
 /// Parses the settings of a family; `table` parses the rest of its table.
@@ -403,6 +413,20 @@ mod tests {
             let error = read(text).err().unwrap();
             assert!(error.contains(expected), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn neighbors_without_a_key_are_refused_beside_others() {
+        let evpn = "[evpn]\nas = 65001\nrouter-id = '192.0.2.11'\n\
+                    neighbors = ['192.0.2.1', '192.0.2.2']\n\
+                    [[evpn.tcp-ao]]\nsend-id = 1\nalgorithm = 'hmac-sha-1-96'\nkey = 'hush'\n";
+        let (file, _) = read(evpn).unwrap();
+        assert_eq!(file.evpn.unwrap().signatures.len(), 2);
+        let error = read(&format!("{evpn}neighbors = ['192.0.2.1']")).unwrap_err();
+        assert!(
+            error.starts_with("1:2: neighbour 192.0.2.2 has no key, and others have"),
+            "{error}"
+        );
     }
 
     #[test]

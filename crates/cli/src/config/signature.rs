@@ -1,12 +1,17 @@
 //! How BGP sessions are signed: settings in the table `[evpn]`, with secrets there or in files of
 //! their own. No error shows a secret.
 
+use std::collections::HashMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 
 use towpath_gateway::control::fields::{Fields, Wrong};
-use towpath_io::socket::{AoAlgorithm, AoKey, KeyChain, Secret, Signature, TCP_KEY_BYTES_MAX};
+use towpath_io::socket::{
+    AoAlgorithm, AoKey, KeyChain, KeyError, Secret, Signature, TCP_KEY_BYTES_MAX,
+};
 
 /// Permissions of users that are neither the owner of a file nor in its group.
 const OTHERS: u32 = 0o007;
@@ -14,30 +19,86 @@ const OTHERS: u32 = 0o007;
 const PERMISSIONS: u32 = 0o7777;
 
 /// What a table says about signatures.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Signed {
-    pub(crate) signature: Option<Signature>,
+    /// The path of the table.
+    path: String,
+    password: Option<Secret>,
+    keys: Vec<Key>,
     /// A secret is in the table, not in a file of its own.
     pub(crate) has_secret: bool,
 }
 
-/// Takes what signs the sessions from the table.
-pub(crate) fn of_table(evpn: &mut Fields) -> Result<Signed, Wrong> {
-    let mut signed = Signed::default();
-    let password = secret(evpn, "password", "password-file", &mut signed)?;
-    if !evpn.has("tcp-ao") {
-        signed.signature = password.map(Signature::Md5);
-        return Ok(signed);
+/// A key of TCP-AO, and the neighbours that it is for.
+#[derive(Debug)]
+struct Key {
+    path: String,
+    key: AoKey,
+    /// `None` for all.
+    neighbors: Option<Vec<IpAddr>>,
+}
+
+impl Signed {
+    /// Takes what signs the sessions from the table.
+    pub(crate) fn of_table(evpn: &mut Fields) -> Result<Self, Wrong> {
+        let path = evpn.path().to_owned();
+        let mut signed = Self { path, password: None, keys: Vec::new(), has_secret: false };
+        signed.password = secret(evpn, "password", "password-file", &mut signed.has_secret)?;
+        if evpn.has("tcp-ao") {
+            if signed.password.is_some() {
+                return Err(signed.wrong("a password (TCP MD5) excludes it"));
+            }
+            let keys = evpn.all("tcp-ao")?.into_iter();
+            let keys = keys.map(|fields| key(fields, &mut signed.has_secret));
+            signed.keys = keys.collect::<Result<_, _>>()?;
+            if signed.keys.is_empty() {
+                return Err(signed.wrong(KeyError::Count));
+            }
+        }
+        Ok(signed)
     }
-    let wrong = |evpn: &Fields, why: &str| evpn.wrong("tcp-ao", format!("'tcp-ao': {why}"));
-    if password.is_some() {
-        return Err(wrong(evpn, "a password (TCP MD5) excludes it"));
+
+    /// Returns what signs the session with each of these neighbours, which are all. Those without a
+    /// key are left out.
+    pub(crate) fn signatures(
+        &self,
+        neighbors: &[IpAddr],
+    ) -> Result<HashMap<IpAddr, Signature>, Wrong> {
+        for Key { path, neighbors: named, .. } in &self.keys {
+            let mut named = named.iter().flatten();
+            if let Some(other) = named.find(|named| !neighbors.contains(named)) {
+                let path = format!("{path}.neighbors");
+                let message = format!("'neighbors': {other} is no neighbour of this host");
+                return Err(Wrong { path, message });
+            }
+        }
+        let mut signatures = HashMap::new();
+        for &neighbor in neighbors {
+            if let Some(password) = &self.password {
+                signatures.insert(neighbor, Signature::Md5(password.clone()));
+            }
+            let own = self.keys.iter().filter(|key| key.is_for(neighbor));
+            let own: Vec<_> = own.map(|key| key.key.clone()).collect();
+            if !own.is_empty() {
+                // RFC 5925 §3.1: numbers differ among the keys for a connection.
+                let chain = KeyChain::new(own);
+                let chain = chain
+                    .map_err(|error| self.wrong(format_args!("neighbour {neighbor}: {error}")))?;
+                signatures.insert(neighbor, Signature::Ao(chain));
+            }
+        }
+        Ok(signatures)
     }
-    let keys = evpn.all("tcp-ao")?.into_iter().map(|fields| key(fields, &mut signed));
-    let keys: Vec<_> = keys.collect::<Result<_, _>>()?;
-    let chain = KeyChain::new(keys).map_err(|error| wrong(evpn, &error.to_string()))?;
-    signed.signature = Some(Signature::Ao(chain));
-    Ok(signed)
+
+    fn wrong(&self, why: impl Display) -> Wrong {
+        Wrong { path: format!("{}.tcp-ao", self.path), message: format!("'tcp-ao': {why}") }
+    }
+}
+
+impl Key {
+    fn is_for(&self, neighbor: IpAddr) -> bool {
+        self.neighbors.as_ref().is_none_or(|named| named.contains(&neighbor))
+    }
 }
 
 /// Returns the permissions of a file of which users that are neither its owner nor in its group
@@ -47,8 +108,8 @@ pub(crate) fn others_may(file: &File) -> io::Result<Option<u32>> {
     Ok((mode & OTHERS != 0).then_some(mode))
 }
 
-/// Parses a key of TCP-AO.
-fn key(mut fields: Fields, signed: &mut Signed) -> Result<AoKey, Wrong> {
+/// Parses a key of TCP-AO. If its secret is in the table, `has_secret` becomes true.
+fn key(mut fields: Fields, has_secret: &mut bool) -> Result<Key, Wrong> {
     let names = AoAlgorithm::ALL.map(AoAlgorithm::name).join(", ");
     let send_id = fields.number("send-id", 0, u8::MAX.into())?;
     let send_id = send_id.ok_or_else(|| fields.all_wrong("the key has no 'send-id'"))? as u8;
@@ -59,21 +120,30 @@ fn key(mut fields: Fields, signed: &mut Signed) -> Result<AoKey, Wrong> {
     let algorithm = algorithm.ok_or_else(|| {
         fields.all_wrong(format!("the key has no 'algorithm'; expected one of {names}"))
     })?;
-    let secret = secret(&mut fields, "key", "key-file", signed)?;
+    let secret = secret(&mut fields, "key", "key-file", has_secret)?;
     let secret = secret.ok_or_else(|| fields.all_wrong("the key has no 'key' or 'key-file'"))?;
+    let is_for_some = fields.has("neighbors");
+    let neighbors = fields.list("neighbors")?;
+    if is_for_some && neighbors.is_empty() {
+        let why = "'neighbors': expected one or more; without 'neighbors', the key is for all";
+        return Err(fields.wrong("neighbors", why.to_owned()));
+    }
+    let path = fields.path().to_owned();
     fields.finish()?;
-    Ok(AoKey { send_id, recv_id, algorithm, secret })
+    let key = AoKey { send_id, recv_id, algorithm, secret };
+    Ok(Key { path, key, neighbors: is_for_some.then_some(neighbors) })
 }
 
-/// Takes a secret from the field `name`, or from the file that the field `file` names.
+/// Takes a secret from the field `name`, or from the file that the field `file` names. In the first
+/// case, `has_secret` becomes true.
 fn secret(
     fields: &mut Fields,
     name: &'static str,
     file: &'static str,
-    signed: &mut Signed,
+    has_secret: &mut bool,
 ) -> Result<Option<Secret>, Wrong> {
     let in_table = fields.secret(name)?;
-    signed.has_secret |= in_table.is_some();
+    *has_secret |= in_table.is_some();
     let (field, read) = match (in_table, fields.text(file)?) {
         (None, None) => return Ok(None),
         (Some(text), None) => (name, Secret::new(text).map_err(|error| error.to_string())),
@@ -102,19 +172,40 @@ fn read(path: &str) -> Result<Secret, String> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::net::Ipv4Addr;
     use std::path::PathBuf;
 
     use crate::config::document::Document;
 
-    fn read_all(text: &str) -> Result<Signed, String> {
+    /// Neighbours of the host.
+    const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const TWO: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+    /// Returns what signs the sessions with both neighbours, and whether a secret is in the table.
+    fn read_all(text: &str) -> Result<([Option<Signature>; 2], bool), String> {
         let (document, mut fields) = Document::read(text)?;
-        of_table(&mut fields)
-            .and_then(|signed| fields.finish().map(|()| signed))
-            .map_err(|wrong| document.explain(&wrong))
+        let read = Signed::of_table(&mut fields).and_then(|signed| {
+            fields.finish()?;
+            let mut signatures = signed.signatures(&[ONE, TWO])?;
+            Ok(([ONE, TWO].map(|neighbor| signatures.remove(&neighbor)), signed.has_secret))
+        });
+        read.map_err(|wrong| document.explain(&wrong))
     }
 
+    /// Returns what signs the sessions, which is the same with both neighbours.
     fn parse(text: &str) -> Result<Option<Signature>, String> {
-        read_all(text).map(|signed| signed.signature)
+        let ([one, two], _) = read_all(text)?;
+        assert_eq!(one, two, "{text}");
+        Ok(one)
+    }
+
+    fn key(send_id: u8, recv_id: u8, algorithm: AoAlgorithm, secret: &str) -> AoKey {
+        let secret = Secret::new(secret).expect("short");
+        AoKey { send_id, recv_id, algorithm, secret }
+    }
+
+    fn chain<const N: usize>(keys: [AoKey; N]) -> Option<Signature> {
+        Some(Signature::Ao(KeyChain::new(keys.into()).expect("they differ")))
     }
 
     /// A file that only its owner and the group may read.
@@ -161,16 +252,50 @@ mod tests {
              [[tcp-ao]]\nsend-id = 0\nrecv-id = 255\nalgorithm = 'aes-128-cmac-96'\n\
              key-file = '{path}'"
         );
-        let key = |send_id, recv_id, algorithm, secret: &str| {
-            let secret = Secret::new(secret).expect("short");
-            AoKey { send_id, recv_id, algorithm, secret }
-        };
-        let keys = vec![
+        let keys = [
             key(7, 7, AoAlgorithm::HmacSha1, "new"),
             key(0, 255, AoAlgorithm::Aes128Cmac, "a b \n"),
         ];
-        let chain = KeyChain::new(keys).expect("they differ");
-        assert_eq!(parse(&text), Ok(Some(Signature::Ao(chain))));
+        assert_eq!(parse(&text), Ok(chain(keys)));
+    }
+
+    /// Goal: a neighbour has the keys that are for it, in the order of the file; keys of two
+    /// neighbours may have the same numbers (RFC 5925 §3.1).
+    #[test]
+    fn keys_are_for_neighbors() {
+        let of = |id, secret: &str, neighbors: &str| {
+            let algorithm = "algorithm = 'hmac-sha-1-96'";
+            format!("[[tcp-ao]]\nsend-id = {id}\n{algorithm}\nkey = '{secret}'\n{neighbors}\n")
+        };
+        let sha1 = |id, secret| key(id, id, AoAlgorithm::HmacSha1, secret);
+        let (one, two) = ("neighbors = ['192.0.2.1']", "neighbors = '192.0.2.2'");
+        let both = "neighbors = ['192.0.2.2', '192.0.2.1', '192.0.2.2']";
+        let signatures = |text: String| read_all(&text).map(|(signatures, _)| signatures);
+        assert_eq!(
+            signatures(of(1, "a", one) + &of(1, "b", two)),
+            Ok([chain([sha1(1, "a")]), chain([sha1(1, "b")])])
+        );
+        assert_eq!(
+            signatures(of(2, "new", one) + &of(1, "old", "") + &of(3, "c", both)),
+            Ok([
+                chain([sha1(2, "new"), sha1(1, "old"), sha1(3, "c")]),
+                chain([sha1(1, "old"), sha1(3, "c")])
+            ])
+        );
+        assert_eq!(signatures(of(1, "a", two)), Ok([None, chain([sha1(1, "a")])]));
+        // Four for each neighbour, more in all.
+        let four = |neighbors| (1..=4).map(|id| of(id, "a", neighbors)).collect::<String>();
+        assert!(signatures(four(one) + &four(two)).is_ok());
+        for (text, expected) in [
+            (four(one) + &of(5, "a", ""), "'tcp-ao': neighbour 192.0.2.1: expected 1 to 4 keys"),
+            (of(1, "a", two) + &of(1, "b", ""), "neighbour 192.0.2.2: two keys have the send-id 1"),
+            (of(1, "a", "neighbors = ['192.0.2.3']"), "5:1: 'neighbors': 192.0.2.3 is no neighb"),
+            (of(1, "a", "neighbors = []"), "5:1: 'neighbors': expected one or more; without"),
+            (of(1, "a", "neighbors = ['x']"), "5:1: 'neighbors': 'x': invalid IP address"),
+        ] {
+            let error = signatures(text).expect_err(expected);
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]
@@ -201,8 +326,8 @@ mod tests {
             (format!("{key}key = 'hush'\n{other_key}{of_file}"), true),
         ];
         for (text, expected) in cases {
-            let signed = read_all(&text).expect("it is valid");
-            assert_eq!(signed.has_secret, expected, "{text}");
+            let (_, has_secret) = read_all(&text).expect("it is valid");
+            assert_eq!(has_secret, expected, "{text}");
         }
     }
 
@@ -220,7 +345,7 @@ mod tests {
             (format!("password-file = '{}'", long.path()), "the secret is empty or too long"),
             ("password = 'hush'\npassword-file = '/x'".to_owned(), "2:1: 'password-file': 'passw"),
             (format!("password = 'hush'\n{full}"), "'tcp-ao': a password (TCP MD5) excludes it"),
-            (format!("{full}\n{full}"), "'tcp-ao': two keys have the send-id 1"),
+            (format!("{full}\n{full}"), "neighbour 192.0.2.1: two keys have the send-id 1"),
             ("tcp-ao = []".to_owned(), "1:1: 'tcp-ao': expected 1 to 4 keys"),
             ("tcp-ao = 7".to_owned(), "1:1: 'tcp-ao': expected a list of tables"),
             ("[[tcp-ao]]\nkey = 'hush'".to_owned(), "the key has no 'send-id'"),

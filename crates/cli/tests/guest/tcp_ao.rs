@@ -7,17 +7,21 @@ use std::process::{Command, Stdio};
 
 use crate::machine::{self, Machine};
 
-/// Hosts, each with a neighbour, and how each signs its sessions.
-const HOSTS: [(u8, u8, &str); 8] = [
-    (11, 12, KEY_FILE),
-    (12, 11, KEY_FILE),
+/// Hosts, each with its neighbours, and how each signs its sessions.
+const HOSTS: [(u8, &[u8], &str); 11] = [
+    (11, &[12], KEY_FILE),
+    (12, &[11], KEY_FILE),
     // The first one has a new key already, with which it connects in vain.
-    (21, 22, NEW_AND_OLD),
-    (22, 21, OLD),
-    (31, 32, OLD),
-    (32, 31, OTHER_SECRET),
-    (41, 42, OLD),
-    (42, 41, ""),
+    (21, &[22], NEW_AND_OLD),
+    (22, &[21], OLD),
+    (31, &[32], OLD),
+    (32, &[31], OTHER_SECRET),
+    (41, &[42], OLD),
+    (42, &[41], ""),
+    // Two keys with one number.
+    (51, &[52, 53], OF_EACH_NEIGHBOR),
+    (52, &[51], OLD),
+    (53, &[51], PASSIVE_WITH_OTHER_SECRET),
 ];
 const KEY_FILE: &str = "\
 [[evpn.tcp-ao]]
@@ -37,6 +41,26 @@ send-id = 1
 algorithm = 'aes-128-cmac-96'
 key = 'other'
 ";
+const OF_EACH_NEIGHBOR: &str = "\
+[[evpn.tcp-ao]]
+send-id = 1
+algorithm = 'aes-128-cmac-96'
+key = 'old'
+neighbors = ['127.0.0.52']
+[[evpn.tcp-ao]]
+send-id = 1
+algorithm = 'aes-128-cmac-96'
+key = 'other'
+neighbors = ['127.0.0.53']
+";
+/// It never connects, as what is sent to its neighbour has the address of the other one.
+const PASSIVE_WITH_OTHER_SECRET: &str = "\
+passive = true
+[[evpn.tcp-ao]]
+send-id = 1
+algorithm = 'aes-128-cmac-96'
+key = 'other'
+";
 const NEW_AND_OLD: &str = "\
 [[evpn.tcp-ao]]
 send-id = 2
@@ -49,16 +73,20 @@ key = 'old'
 ";
 
 /// Goal: hosts that have a key in common get a session, whichever of them connects with it; hosts
-/// with another secret or without one do not, as the kernel drops their segments.
+/// with another secret or without one do not, as the kernel drops their segments. Neighbours of one
+/// host may have different keys.
 pub(crate) fn sessions() {
     let directory = Directory::new();
     machine::prepare_ao(&directory.0, &archive(&directory.0.join("files")));
     let mut machine = Machine::boot_ao(&directory.0);
-    for (number, other, _) in HOSTS {
+    let connect = HOSTS.iter().filter(|(.., settings)| *settings != PASSIVE_WITH_OTHER_SECRET);
+    for (number, others, _) in connect {
         // What is sent to a host's neighbour has its own address.
-        machine.run(&format!(
-            "ip route add local 127.0.0.{other} dev lo src 127.0.0.{number} table local"
-        ));
+        for other in *others {
+            machine.run(&format!(
+                "ip route add local 127.0.0.{other} dev lo src 127.0.0.{number} table local"
+            ));
+        }
     }
     for (number, ..) in HOSTS {
         machine.start(&format!(
@@ -66,7 +94,8 @@ pub(crate) fn sessions() {
              towpath up -v /etc/{number}.toml 2>/tmp/{number}/said &"
         ));
     }
-    for (number, other) in [(11, 12), (12, 11), (21, 22), (22, 21)] {
+    let pairs = [(11, 12), (12, 11), (21, 22), (22, 21), (51, 52), (52, 51), (51, 53), (53, 51)];
+    for (number, other) in pairs {
         let news = format!("BGP neighbour 127.0.0.{other}: session established");
         wait_for(&mut machine, &format!("grep -q '{news}' /tmp/{number}/said"));
     }
@@ -146,11 +175,13 @@ fn archive(tree: &Path) -> Vec<u8> {
     }
     let files = tree.join("etc");
     fs::create_dir_all(&files).expect("a directory");
-    for (number, other, signature) in HOSTS {
+    for (number, others, signature) in HOSTS {
+        let neighbors: Vec<_> = others.iter().map(|other| format!("'127.0.0.{other}'")).collect();
+        let neighbors = neighbors.join(", ");
         let text = format!(
             "gateway = false\nmemory = '16M'\n\
              [vxlan]\nvni = 100\nlocal = '127.0.0.{number}'\nlearn = false\n\
-             [evpn]\nas = 65001\nrouter-id = '127.0.0.{number}'\nneighbors = ['127.0.0.{other}']\n\
+             [evpn]\nas = 65001\nrouter-id = '127.0.0.{number}'\nneighbors = [{neighbors}]\n\
              listen = '127.0.0.{number}:1790'\nport = 1790\n{signature}"
         );
         fs::write(files.join(format!("{number}.toml")), text).expect("a file");

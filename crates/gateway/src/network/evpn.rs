@@ -115,7 +115,7 @@ impl Evpn {
         control: ControlPlane,
         tell: TellEvpn,
     ) -> Result<Self, EvpnError> {
-        if let Some(signature) = &settings.signature {
+        for signature in settings.signatures.values() {
             signature.try_out().map_err(EvpnError::Signature)?;
         }
         let now = Instant::START;
@@ -135,11 +135,12 @@ impl Evpn {
             neighbors: settings.neighbors.iter().map(address).collect(),
             started: moment(),
         });
+        let peer = |to: &SocketAddr| Peer::new(*to, settings.signatures.get(&to.ip()).cloned());
         let (running, ends) = sync_channel(0);
         let bell = EventDoorbell::new().map_err(io::Error::from)?;
         let loops = Loop {
             shared: shared.clone(),
-            peers: shared.neighbors.iter().map(|to| Peer::new(*to, &settings.signature)).collect(),
+            peers: shared.neighbors.iter().map(peer).collect(),
             listener: settings.listen.map(|at| listen(at, settings)).transpose()?,
             accepts_at: None,
             control,
@@ -243,10 +244,7 @@ impl Shared {
 
 /// Opens the socket to which neighbours connect.
 fn listen(at: SocketAddr, settings: &EvpnSettings) -> Result<TcpListener, EvpnError> {
-    let listener = match &settings.signature {
-        Some(signature) => TcpListener::bind_signed(at, &settings.neighbors, signature),
-        None => TcpListener::bind(at, None),
-    };
+    let listener = TcpListener::bind_signed(at, &settings.signatures);
     listener.map_err(|error| EvpnError::Listen { at, error })
 }
 
@@ -479,7 +477,7 @@ mod tests {
         added.expect("a socket");
         let settings = EvpnSettings {
             neighbors: vec![here.into()],
-            signature: Some(signature),
+            signatures: [(here.into(), signature)].into(),
             ..EvpnSettings::new(65001, here)
         };
         let error = network.start_evpn(&settings, Box::new(|_, _| {})).expect_err("no TCP-AO");

@@ -48,7 +48,8 @@ pub struct Secret(Vec<u8>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyChain(Vec<AoKey>);
 
-/// A key of TCP-AO: a master key tuple (RFC 5925 §3.1) for all connections to its peers.
+/// A key of TCP-AO: a master key tuple (RFC 5925 §3.1) for all connections to a peer. Its numbers
+/// mean another key with another peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AoKey {
     /// KeyID in segments that are sent: the peer's `recv_id`.
@@ -134,20 +135,14 @@ impl Signature {
         }
     }
 
-    /// Has a socket that will listen sign the segments of connections with `peers`. With TCP-AO it
-    /// receives no segments of others.
-    pub(super) fn for_listener(
-        &self,
-        fd: BorrowedFd<'_>,
-        mut peers: impl Iterator<Item = IpAddr>,
-    ) -> Result<(), Errno> {
+    /// Has a socket that will listen sign the segments of connections with `peer`. With TCP-AO it
+    /// receives only segments that are signed, from any peer.
+    pub(super) fn for_listener(&self, fd: BorrowedFd<'_>, peer: IpAddr) -> Result<(), Errno> {
         match self {
-            Self::Md5(secret) => peers.try_for_each(|peer| set_md5_key(fd, peer, secret)),
+            Self::Md5(secret) => set_md5_key(fd, peer, secret),
             Self::Ao(KeyChain(keys)) => {
                 // Which key is current is decided by the one that a peer begins with.
-                peers.try_for_each(|peer| {
-                    keys.iter().try_for_each(|key| set_ao_key(fd, peer, key, false))
-                })?;
+                keys.iter().try_for_each(|key| set_ao_key(fd, peer, key, false))?;
                 let mut info = [0; AO_INFO_BYTES];
                 info[..4].copy_from_slice(&AO_REQUIRED.to_ne_bytes());
                 sys::set_option(fd, libc::IPPROTO_TCP, sys::TCP_AO_INFO, &info)

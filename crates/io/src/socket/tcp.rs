@@ -306,19 +306,20 @@ impl TcpListener {
 
     /// Listens on `address`. Segments of these peers are signed, as
     /// [`TcpSocket::connect_signed`] does it; unsigned ones are not heard. Others can connect
-    /// without a signature, unless it is [`Signature::Ao`].
+    /// without a signature, unless one is [`Signature::Ao`]: all are of one kind.
     ///
     /// # Errors
     /// `ENOPROTOOPT` if the kernel signs nothing, `ENOENT` if it does not have the algorithm, and
     /// those of bind(2).
-    pub fn bind_signed(
+    pub fn bind_signed<'a>(
         address: SocketAddr,
-        peers: &[IpAddr],
-        signature: &Signature,
+        peers: impl IntoIterator<Item = (&'a IpAddr, &'a Signature)>,
     ) -> io::Result<Self> {
         Self::listen(address, |fd| {
-            let peers = peers.iter().filter(|peer| peer.is_ipv4() == address.is_ipv4());
-            signature.for_listener(fd.as_fd(), peers.copied())?;
+            let peers = peers.into_iter().filter(|(peer, _)| peer.is_ipv4() == address.is_ipv4());
+            for (peer, signature) in peers {
+                signature.for_listener(fd.as_fd(), *peer)?;
+            }
             bind(fd, &address, None)
         })
     }

@@ -548,7 +548,7 @@ fn connections_with_a_key() {
         }
         for text in loopbacks() {
             let at = address(text);
-            let listener = TcpListener::bind_signed(at, &[at.ip()], &signature).expect("bound");
+            let listener = TcpListener::bind_signed(at, [(&at.ip(), &signature)]).expect("bound");
             let to = listener.local().expect("bound");
             let (_unsigned, is_established) = TcpSocket::connect(to).expect("connecting");
             assert!(!is_established);
@@ -575,7 +575,7 @@ fn connections_without_the_signature_of_the_kernel() {
     let to = listener.local().expect("bound");
     let error = TcpSocket::connect_signed(to, &signature).expect_err("no option");
     assert_eq!(error.raw_os_error(), Some(Errno::NOPROTOOPT.raw_os_error()));
-    let error = TcpListener::bind_signed(at, &[at.ip()], &signature).expect_err("no option");
+    let error = TcpListener::bind_signed(at, [(&at.ip(), &signature)]).expect_err("no option");
     assert_eq!(error.raw_os_error(), Some(Errno::NOPROTOOPT.raw_os_error()));
 }
 

@@ -33,9 +33,9 @@ pub(super) struct Wire {
 }
 
 impl Peer {
-    pub(super) fn new(to: SocketAddr, signature: &Option<Signature>) -> Self {
+    pub(super) fn new(to: SocketAddr, signature: Option<Signature>) -> Self {
         let wires = [const { None }; Link::ALL.len()];
-        Self { to, signature: signature.clone(), wires, reported: (State::Idle, 0) }
+        Self { to, signature, wires, reported: (State::Idle, 0) }
     }
 
     /// Returns false if TCP-AO is to sign the sessions and does not sign this accepted connection.

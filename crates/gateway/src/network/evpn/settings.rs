@@ -1,5 +1,6 @@
 //! The settings of EVPN.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -30,8 +31,9 @@ pub struct EvpnSettings {
     pub is_passive: bool,
     /// Seconds of silence after which a neighbour is given up; zero: never.
     pub hold_seconds: u16,
-    /// Signs the segments of all sessions; the neighbours have the same keys.
-    pub signature: Option<Signature>,
+    /// Signs the segments of sessions, by neighbour: of all of them or of none. A neighbour has the
+    /// same keys.
+    pub signatures: HashMap<IpAddr, Signature>,
     /// The hosts have the same IPv4 addresses to lease, and each leases its share. False if they
     /// have pools that do not overlap.
     pub shares_ipv4_pool: bool,
@@ -51,6 +53,12 @@ pub enum EvpnError {
     /// A setting is invalid.
     #[error("{0}")]
     Setting(&'static str),
+    /// Sessions with this neighbour are not signed, and those with others are.
+    #[error(
+        "neighbour {0} has no key, and others have: sessions are signed with all neighbours or \
+         with none; add a key for it"
+    )]
+    Unsigned(IpAddr),
     /// The kernel lacks what signs the sessions.
     #[error("the sessions with BGP neighbours cannot be signed: {0}")]
     Signature(SignatureError),
@@ -83,7 +91,7 @@ impl EvpnSettings {
             listen: None,
             is_passive: false,
             hold_seconds: HOLD_SECONDS,
-            signature: None,
+            signatures: HashMap::new(),
             shares_ipv4_pool: true,
             shares_ipv6_pool: true,
         }
@@ -92,7 +100,7 @@ impl EvpnSettings {
     /// Checks the settings.
     ///
     /// # Errors
-    /// [`EvpnError::Setting`].
+    /// [`EvpnError::Setting`], [`EvpnError::Unsigned`].
     pub fn check(&self) -> Result<(), EvpnError> {
         let wrong = |text| Err(EvpnError::Setting(text));
         if self.as_number == 0 || self.as_number == u32::MAX {
@@ -115,7 +123,11 @@ impl EvpnSettings {
         if (1..HOLD_SECONDS_MIN).contains(&self.hold_seconds) {
             return wrong("the hold time is 1 or 2 seconds; expected at least 3, or 0 for none");
         }
-        Ok(())
+        let mut neighbors = self.neighbors.iter();
+        match neighbors.find(|neighbor| !self.signatures.contains_key(neighbor)) {
+            Some(unsigned) if !self.signatures.is_empty() => Err(EvpnError::Unsigned(*unsigned)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -135,6 +147,7 @@ pub fn vtep<'a>(tunnels: impl IntoIterator<Item = &'a VxlanSettings>) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use towpath_io::socket::Secret;
 
     #[test]
     fn settings_that_cannot_work_are_refused() {
@@ -150,10 +163,26 @@ mod tests {
             EvpnSettings { neighbors: vec![Ipv4Addr::LOCALHOST.into(); 17], ..good.clone() },
             EvpnSettings { hold_seconds: 2, ..good.clone() },
             EvpnSettings { is_passive: true, ..good.clone() },
-            EvpnSettings { listen: Some((Ipv4Addr::LOCALHOST, 0).into()), ..good },
+            EvpnSettings { listen: Some((Ipv4Addr::LOCALHOST, 0).into()), ..good.clone() },
         ];
         for settings in wrong {
             settings.check().expect_err(&format!("{settings:?}"));
         }
+    }
+
+    #[test]
+    fn neighbors_are_signed_all_or_none() {
+        let [one, two] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
+        let signature = Signature::Md5(Secret::new("hush").expect("short"));
+        let mut settings = EvpnSettings {
+            neighbors: vec![one, two],
+            ..EvpnSettings::new(65001, Ipv4Addr::new(192, 0, 2, 11))
+        };
+        settings.check().expect("none");
+        settings.signatures.insert(one, signature.clone());
+        let error = settings.check().expect_err("one of two");
+        assert!(matches!(error, EvpnError::Unsigned(neighbor) if neighbor == two), "{error}");
+        settings.signatures.insert(two, signature);
+        settings.check().expect("all");
     }
 }

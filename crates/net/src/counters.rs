@@ -92,6 +92,8 @@ drop_reasons! {
     TcpUnacceptable = "tcp_unacceptable",
     /// The TCP segment belongs to no connection; answered with a reset.
     TcpNoConnection = "tcp_no_connection",
+    /// A TCP segment was not answered with a reset: its port has had those of this second.
+    TcpResetLimited = "tcp_reset_limited",
     /// The connection had no room for the TCP data.
     TcpNoRoom = "tcp_no_room",
     /// A SYN exceeded the limit of connections.

@@ -48,6 +48,8 @@ pub(crate) enum Purpose {
     DatagramPortTable,
     DatagramFlowTable,
     CoalescerTable,
+    /// Limits of resets.
+    ResetLimit,
 }
 
 /// The secret of a stack. It is never used itself, only keys derived from it.

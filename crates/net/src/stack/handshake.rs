@@ -65,7 +65,7 @@ impl Stack {
                     return;
                 }
                 self.counters.drop(DropReason::TcpNoConnection);
-                self.send_reset(local, remote, segment, cx);
+                self.send_reset(local, remote, segment, packet.ingress(), cx);
             }
         }
     }

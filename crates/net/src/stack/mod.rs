@@ -42,6 +42,7 @@ mod moved;
 mod neighbors;
 mod path_mtus;
 mod raw;
+mod resets;
 mod routes;
 mod table;
 mod tcp;
@@ -167,6 +168,7 @@ pub struct Stack {
     tcp: table::Table,
     paths: path_mtus::Paths,
     icmp_limit: icmp::RateLimit,
+    resets: resets::Resets,
     memberships: membership::Memberships,
     /// Frames ready to be sent.
     ready: VecDeque<Packet>,
@@ -193,6 +195,7 @@ impl Stack {
         let delays = secret.key(Purpose::ReportDelays);
         let memberships = membership::Memberships::new(&config.addresses, delays);
         let icmp_limit = icmp::RateLimit::new(secret.key(Purpose::IcmpErrors));
+        let resets = resets::Resets::new(secret.key(Purpose::ResetLimit));
         let paths = path_mtus::Paths::new(secret.table(Purpose::PathTable));
         let neighbors = Neighbors::new(&config.next_hops, secret.key(Purpose::Neighbors));
         let detection = Detection::new(secret.key(Purpose::AddressDetection));
@@ -212,6 +215,7 @@ impl Stack {
             tcp,
             paths,
             icmp_limit,
+            resets,
             memberships,
             ready: VecDeque::new(),
             looped: VecDeque::new(),

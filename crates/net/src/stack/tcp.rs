@@ -202,7 +202,7 @@ impl Stack {
                 }
                 Verdict::Deferred => self.counters.drop(DropReason::TcpDeferred),
                 Verdict::NoRoom => self.counters.drop(DropReason::TcpNoRoom),
-                Verdict::Reset => self.send_reset(local, remote, segment, cx),
+                Verdict::Reset => self.send_reset(local, remote, segment, ingress, cx),
             }
             return;
         }
@@ -276,16 +276,21 @@ impl Stack {
         }
     }
 
+    /// Answers a segment that entered by a port with a reset, if one is due and the port has not
+    /// had all resets of this second.
     pub(super) fn send_reset(
         &mut self,
         local: SocketAddr,
         remote: SocketAddr,
         segment: &Segment,
+        ingress: Option<u16>,
         cx: &mut Context<'_>,
     ) {
-        if let Some(header) = segment.reset() {
-            self.send_tcp_header(local, remote, &header, &Options::default(), cx);
+        let Some(header) = segment.reset() else { return };
+        if !self.resets.allow(ingress, cx.now) {
+            return self.counters.drop(DropReason::TcpResetLimited);
         }
+        self.send_tcp_header(local, remote, &header, &Options::default(), cx);
     }
 
     pub(super) fn send_tcp_header(

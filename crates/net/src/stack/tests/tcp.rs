@@ -259,6 +259,33 @@ fn syn_floods_of_a_port_displace_its_own() {
     b.dropped(&[(DropReason::TcpHalfOpenEvicted, 1000 - 15)]);
 }
 
+/// Goal: a guest that floods segments of no connection is sent a limited number of resets. Other
+/// guests get theirs, and so does the flooding one for a connection that is refused, and in the
+/// next second.
+#[test]
+fn floods_of_stray_segments_are_answered_at_a_limited_rate() {
+    const FLOOD: u64 = 10_000;
+    for (peer, far) in [(PEER4, FAR4), (PEER6, FAR6)] {
+        let mut b = Bench::transparent(Caps::plain(1500));
+        let (far, peer) = (SocketAddr::new(far, 80), SocketAddr::new(peer, 999));
+        let stray = segment(peer, far, ACK, (7, 9), &NONE, b"");
+        let answer_to = |b: &mut Bench, port| b.input_by(port, &stray).one().tcp().0.flags;
+        let answers = (0..FLOOD).map(|_| b.input_by(1, &stray).output().len() as u64);
+        let sent: u64 = answers.sum();
+        assert!((4096..8192).contains(&sent), "{sent}");
+        let drops = [DropReason::TcpNoConnection, DropReason::TcpResetLimited];
+        b.dropped(&[(drops[0], FLOOD), (drops[1], FLOOD - sent)]);
+        assert_eq!(answer_to(&mut b, 2), Flags::RST);
+        b.input_by(1, &syn(peer, far, 100)).quiet();
+        let (handle, _) = b.stack.next_event().expect("an event for the owner");
+        b.with_context(|stack, cx| stack.tcp_refuse(handle, cx));
+        assert_eq!(b.one().tcp().0.flags, Flags::RST | ACK);
+        b.wait(Duration::from_secs(1));
+        assert_eq!(answer_to(&mut b, 1), Flags::RST);
+        b.assert_clean();
+    }
+}
+
 /// Goal: a port that opens as many connections as it can leaves places for other ports.
 #[test]
 fn a_port_leaves_places_to_others() {

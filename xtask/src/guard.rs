@@ -68,7 +68,7 @@ const NETWORK_PACKETS: u64 = 4096;
 /// connected, which depends on time.
 const WITHIN: &[&str] = &["--toggle-collect=*work::network::Rig::pass*"];
 
-const CASES: [Case; 28] = [
+const CASES: [Case; 29] = [
     Case::alone("tcp_packet", "plain,1448", 2000),
     Case::alone("tcp_copied_64KiB", "copy,65536", 500),
     Case::alone("tcp_lent_4KiB", "lend,4096", 1000),
@@ -77,6 +77,7 @@ const CASES: [Case; 28] = [
     Case::alone("vm_to_vm_64B_packed", "vm_64B_packed", 4096),
     Case::alone("vm_to_vm_segmented", "vm_to_vm_segmented", 200),
     Case::alone("vm_to_vm_64KiB", "vm_to_vm_whole", 500),
+    Case::alone("stray_segment", "stray", 2000),
     Case::network("network_64B_1worker", "network_of_1", 1),
     Case::network("network_64B_2workers", "network_of_2", 2),
     Case::network("network_64B_4workers", "network_of_4", 4),

@@ -8,6 +8,7 @@
 mod gateway;
 pub(super) mod guests;
 pub(super) mod network;
+mod stray;
 mod tap;
 
 use std::str::FromStr;
@@ -34,6 +35,8 @@ pub(super) enum Work {
     Gateway(gateway::Way, u32),
     /// Blocks of 64 KiB of a program over a TAP device, to the host or from it.
     Tap(tap::Way, u32),
+    /// Segments that belong to no connection.
+    Stray(u32),
     /// Connections that are kept open, for `towpath-bench gateway`.
     Connections(u32),
     /// Sends whose cost another process measures, for `bench zerocopy`.
@@ -81,6 +84,7 @@ impl FromStr for Work {
             "tap_out_8flows" => Self::Tap(tap::Way { program_sends: true, flows: 8 }, count),
             "tap_in" => Self::Tap(tap::Way { program_sends: false, flows: 1 }, count),
             "tap_in_8flows" => Self::Tap(tap::Way { program_sends: false, flows: 8 }, count),
+            "stray" => Self::Stray(count),
             flows::KEEP => Self::Connections(count),
             _ => bail!("unknown work"),
         })
@@ -104,6 +108,7 @@ impl Work {
                 println!("{OWN_CALLS}{}", tap::carry(way, count)?);
                 Ok(())
             }
+            Self::Stray(count) => stray::answer(count),
             Self::Connections(count) => flows::keep(count),
             Self::Slices(process) => process.run(),
         }
@@ -125,7 +130,7 @@ mod tests {
         let gateway = gateway.into_iter().chain(["gateway_joined,40", "gateway_connections,40"]);
         let gateway = gateway.chain(["gateway_datagrams_out,40", "gateway_datagrams_in,40"]);
         let gateway = gateway.chain(["gateway_requests_of_10,40"]);
-        for text in works.chain(gateway).chain(["plain,1448,10"]) {
+        for text in works.chain(gateway).chain(["plain,1448,10", "stray,40"]) {
             let work: Work = text.parse().expect(text);
             work.run().unwrap_or_else(|problem| panic!("{text}: {problem:#}"));
         }

@@ -151,7 +151,9 @@ impl Network {
     }
 
     /// Adds a container, whose interface has the address `mac`, and whose TAP device is `tap`;
-    /// returns its addresses. A network that does not know the other hosts yet is waited for.
+    /// returns its addresses. A network that does not know the other hosts yet is waited for. A
+    /// port of the container whose interface has ended makes room: an engine may make the namespace
+    /// anew without detaching the container, as Nomad does when CHECK fails.
     pub(super) fn add(
         &self,
         description: &Description,
@@ -168,10 +170,19 @@ impl Network {
                 Ok(answer) => return Ok(addresses(description, &answer)?),
                 Err((NOT_YET, _)) if attempt < ATTEMPTS_MAX => thread::sleep(PAUSE),
                 Err((NOT_YET, reason)) => return Err(Error::new(error::LATER, reason)),
+                Err(_) if attempt < ATTEMPTS_MAX && self.has_ended(&key.port)? == Some(true) => {
+                    self.remove(&key.port)?;
+                }
                 Err((_, reason)) => return Err(Error::new(error::REFUSED, reason)),
             }
         }
         unreachable!("the last attempt returns")
+    }
+
+    /// Returns whether the interface of a port has ended; `None` if there is no such port.
+    fn has_ended(&self, port: &str) -> anyhow::Result<Option<bool>> {
+        let ports = ask::ask(&self.path, "GET", api::PORTS, None)?;
+        Ok(find(&ports, port).map(|found| found["failure"].is_string()))
     }
 
     /// Removes a container; one that is not there is no error.
@@ -236,7 +247,7 @@ impl State {
     /// Checks that a container is there as [`Network::check`] says.
     fn check(&self, port: &str, addresses: &[IpAddr], member: &Member) -> Result<(), Error> {
         let wrong = |message: String| Err(Error::new(error::NOT_AS_EXPECTED, message));
-        let Some(found) = all(&self.ports, "ports").find(|found| found["name"] == port) else {
+        let Some(found) = find(&self.ports, port) else {
             return wrong(format!("the network has no port {port} for the container"));
         };
         if let Some(failure) = found["failure"].as_str() {
@@ -425,6 +436,11 @@ fn describe(value: &Value) -> Option<Description> {
 /// Parses a bound of bandwidth, in settings or in a listing; `None` if it is none.
 fn bandwidth(value: &Value) -> Option<Bandwidth> {
     operations::read_bandwidth(value.as_str()?).ok()
+}
+
+/// Returns the port with this name in a listing of ports.
+fn find<'a>(ports: &'a Value, name: &str) -> Option<&'a Value> {
+    all(ports, "ports").find(|port| port["name"] == name)
 }
 
 fn all<'a>(of: &'a Value, list: &str) -> impl Iterator<Item = &'a Value> {

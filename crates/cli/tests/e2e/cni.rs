@@ -259,7 +259,11 @@ fn containers(host: &mut Host, owner: Owner) {
         engine.listed("ports").contains("the TAP interface was deleted").then_some(())
     });
     assert!(!Path::new(&path).exists());
+    // Made anew without DEL, it is attached at the same port.
     let two = Container { namespace: Namespace::new(), id };
+    engine.call("ADD", Some(&two), runtime.clone()).expect("a success");
+    assert_eq!(engine.listed("ports").lines().count(), 1);
+    two.reaches("10.0.2.2");
     for _ in 0..2 {
         engine.call("DEL", Some(&two), runtime.clone()).expect("a success");
     }

@@ -77,7 +77,8 @@ fn answer(
 
 fn about() -> String {
     format!(
-        "{PLUGIN} {}: attaches containers to a running `towpath up`\n\
+        "{PLUGIN} {}\n\
+         Attaches containers to a running `towpath up`.\n\
          CNI plugin, versions {}: the engine sets CNI_COMMAND\n\
          netavark plugin, API {}: {PLUGIN} {}\n\
          See {PLUGIN}(8).\n",
@@ -86,4 +87,18 @@ fn about() -> String {
         netavark::API,
         netavark::VERBS.join("|"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: engines that look for the version of a plugin find it, such as Nomad, which takes the
+    /// first word of the output that is a version.
+    #[test]
+    fn the_version_is_a_word() {
+        let about = about();
+        let is_version = |word: &&str| word.split('.').all(|part| part.parse::<u32>().is_ok());
+        assert_eq!(about.split_whitespace().find(is_version), Some(env!("CARGO_PKG_VERSION")));
+    }
 }

@@ -19,6 +19,9 @@ use super::attach::specification;
 use super::error::{self, Error};
 use super::network::{BANDWIDTHS, Published};
 
+/// Longest name of an interface in bytes.
+const INTERFACE_BYTES_MAX: usize = 15;
+
 /// A network, and what the runtime says about one container of it.
 #[derive(Debug, Default)]
 pub(super) struct Configuration {
@@ -253,6 +256,14 @@ impl Dns {
 pub(super) fn is_identifier(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     text.starts_with(|first: char| first.is_ascii_alphanumeric()) && text.bytes().all(is_allowed)
+}
+
+/// Returns true if a text can be the name of an interface (CNI §2).
+pub(super) fn is_interface_name(text: &str) -> bool {
+    let is_allowed = |c: char| c != '/' && c != ':' && !c.is_whitespace() && !c.is_control();
+    (1..=INTERFACE_BYTES_MAX).contains(&text.len())
+        && !matches!(text, "." | "..")
+        && text.chars().all(is_allowed)
 }
 
 /// Returns a value as the conventions of CNI have it: names begin with a small letter, and what is

@@ -89,18 +89,25 @@ fn configure_here(name: &str, settings: &Settings) -> Result<Vec<Address>, Netli
             Err(error) if !is_ipv4 && error.errno().is_some_and(means_no_ipv6) => continue,
             added => added?,
         }
-        let destination = match one.gateway {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        // Default routes through other interfaces are used before this one.
-        let others = netlink.default_routes(is_ipv4)?.into_iter();
-        let metric = others.map(|other| other.metric.saturating_add(1)).max().unwrap_or(0);
-        let gateway = Some(one.gateway);
-        netlink.route_add(index, &Route { destination, prefix_len: 0, gateway, metric })?;
+        add_default_route(&mut netlink, index, one.gateway)?;
         taken.push(*one);
     }
     Ok(taken)
+}
+
+/// Adds a default route. Those through other interfaces are used before this one.
+fn add_default_route(
+    netlink: &mut Netlink,
+    index: u32,
+    gateway: IpAddr,
+) -> Result<(), NetlinkError> {
+    let destination = match gateway {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let others = netlink.default_routes(gateway.is_ipv4())?.into_iter();
+    let metric = others.map(|other| other.metric.saturating_add(1)).max().unwrap_or(0);
+    netlink.route_add(index, &Route { destination, prefix_len: 0, gateway: Some(gateway), metric })
 }
 
 /// Moves this process into a namespace and checks that the interface `name` is up there and has

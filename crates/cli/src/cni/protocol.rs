@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value, json};
 
 use super::attach::{self, Attached, Wanted};
-use super::configuration::{Configuration, Dns, is_identifier};
+use super::configuration::{Configuration, Dns, is_identifier, is_interface_name};
 use super::error::{self, Error};
 use super::key::{Key, Prefix};
 use super::network::Member;
@@ -19,8 +19,6 @@ pub(super) const COMMAND: &str = "CNI_COMMAND";
 pub(super) const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// The newest version, also that of errors where a configuration has none.
 const NEWEST: &str = VERSIONS[VERSIONS.len() - 1];
-/// Longest name of an interface in bytes.
-const INTERFACE_BYTES_MAX: usize = 15;
 
 /// The variables of a call.
 #[derive(Clone, Debug, Default)]
@@ -54,11 +52,7 @@ impl Environment {
             ));
         }
         let interface = required("CNI_IFNAME", &self.interface)?;
-        let is_allowed = |c: char| c != '/' && c != ':' && !c.is_whitespace() && !c.is_control();
-        let is_name = interface.len() <= INTERFACE_BYTES_MAX
-            && !matches!(interface, "." | "..")
-            && interface.chars().all(is_allowed);
-        if !is_name {
+        if !is_interface_name(interface) {
             return Err(Error::new(
                 error::ENVIRONMENT,
                 format_args!("CNI_IFNAME: '{interface}' cannot be the name of an interface"),

@@ -108,6 +108,17 @@ impl Engine {
         interface: &str,
         more: Value,
     ) -> Result<Value, Value> {
+        answer(self.verb(verb, container, interface, &more))
+    }
+
+    /// Returns the plugin as an engine starts it.
+    fn verb(
+        &self,
+        verb: &str,
+        container: Option<&Container>,
+        interface: &str,
+        more: &Value,
+    ) -> Command {
         let mut configuration = json!({
             "cniVersion": "1.1.0", "name": "lab", "type": "towpath-cni", "network": self.control,
         });
@@ -119,7 +130,7 @@ impl Engine {
             plugin.env("CNI_CONTAINERID", container.id).env("CNI_IFNAME", interface);
             plugin.env("CNI_NETNS", container.path());
         }
-        answer(plugin)
+        plugin
     }
 
     /// Returns the plugin with this input.
@@ -176,17 +187,26 @@ impl Container {
     }
 
     fn reaches(&self, address: &str) {
-        retry(&format!("an answer of {address}"), || {
-            let ping = ["-c", "1", "-W", "2", "-q", address];
-            let output = self.namespace.run(|| command("ping", ping).output().expect("ping"));
-            output.status.success().then_some(())
-        });
+        self.namespace.run(|| reaches(address));
     }
+}
+
+/// Asserts that an address answers to this thread's namespace.
+fn reaches(address: &str) {
+    retry(&format!("an answer of {address}"), || {
+        let ping = ["-c", "1", "-W", "2", "-q", address];
+        command("ping", ping).output().expect("ping").status.success().then_some(())
+    });
 }
 
 /// Runs the plugin; its output must be nothing or JSON.
 fn answer(plugin: Command) -> Result<Value, Value> {
-    let output = Process::start(plugin).finish();
+    parse(Process::start(plugin))
+}
+
+/// Waits for the plugin; its output must be nothing or JSON.
+fn parse(plugin: Process) -> Result<Value, Value> {
+    let output = plugin.finish();
     let value = match output.stdout.as_str() {
         "" => Value::Null,
         text => serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}")),

@@ -4,8 +4,11 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
+use serde_json::{Map, Value};
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_net::wire::MacAddr;
 
@@ -13,6 +16,11 @@ use super::error::{self, Error};
 use super::key::{Host, Key, Prefix};
 use super::namespace::{self, Address, Settings};
 use super::network::{Description, Member, Network};
+
+/// How often, and after which pauses, a call looks whether another one has made the host's
+/// interface, which takes that one some milliseconds.
+const LOOKS_MAX: usize = 150;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A container that is to be attached.
 #[derive(Debug)]
@@ -25,6 +33,19 @@ pub(super) struct Wanted {
     pub(super) interface: Option<(PathBuf, String)>,
     pub(super) mac: Option<MacAddr>,
     pub(super) member: Member,
+    /// The interface of the host, which is to be there before the container.
+    pub(super) host: Option<HostInterface>,
+}
+
+/// An interface by which the host of the engine is in the network, too: a station like a container,
+/// without default routes. The first container makes it, and it ends with the network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HostInterface {
+    pub(super) key: Key,
+    /// Its name in the network namespace of the plugin.
+    pub(super) name: String,
+    /// Settings of its port.
+    pub(super) settings: Map<String, Value>,
 }
 
 /// An attached container.
@@ -51,12 +72,15 @@ impl Attached {
 /// not return from the container's namespaces leaves that to the engine, which detaches what could
 /// not be attached.
 pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
-    let Wanted { key, interface, member, .. } = wanted;
+    let Wanted { key, interface, member, host, .. } = wanted;
     let network = Network::running(wanted.network.as_deref())?;
     let description = network.describe()?;
-    let mac = wanted.mac.unwrap_or_else(|| key.mac(&Host::this(description.vtep)));
-    let mtu = member.settings.get("mtu").and_then(|mtu| mtu.as_u64()?.try_into().ok());
-    let mtu = mtu.unwrap_or(description.mtu);
+    let this = Host::this(description.vtep);
+    if let Some(host) = host {
+        attach_host(&network, &description, host, &this)?;
+    }
+    let mac = wanted.mac.unwrap_or_else(|| key.mac(&this));
+    let mtu = mtu(&member.settings, &description);
     let Some((path, name)) = interface else {
         let addresses = network.add(&description, key, mac, member, None)?;
         return Ok(Attached { mac, mtu, addresses, network: description });
@@ -69,7 +93,7 @@ pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
     let tap = namespace::make(&container, name)?;
     let addresses = network.add(&description, key, mac, member, Some(tap.as_fd()))?;
     let gso_max_size = description.gso_max_size;
-    let settings = Settings { mac, mtu, gso_max_size, addresses };
+    let settings = Settings { mac, mtu, gso_max_size, addresses, leads_out: true };
     match namespace::configure(&container, name, &settings) {
         Ok(addresses) => Ok(Attached { mac, mtu, addresses, network: description }),
         Err(error) => {
@@ -78,6 +102,51 @@ pub(super) fn attach(wanted: &Wanted) -> Result<Attached, Error> {
             Err(error.into())
         }
     }
+}
+
+/// Attaches the host, unless it is attached. Of calls at the same time, the one that makes the
+/// device does it, and the others wait.
+fn attach_host(
+    network: &Network,
+    description: &Description,
+    host: &HostInterface,
+    this: &Host,
+) -> Result<(), Error> {
+    let HostInterface { key, name, settings } = host;
+    for _ in 0..LOOKS_MAX {
+        if network.has_ended(&key.port)? == Some(false) {
+            return Ok(());
+        }
+        let Some(tap) = namespace::make_here(name)? else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        let (mac, mtu) = (key.mac(this), mtu(settings, description));
+        let member = Member { settings: settings.clone(), ..Member::default() };
+        let addresses = network.add(description, key, mac, &member, Some(tap.as_fd()))?;
+        let gso_max_size = description.gso_max_size;
+        let settings = Settings { mac, mtu, gso_max_size, addresses, leads_out: false };
+        return match namespace::configure_here(name, &settings) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let _ = network.remove(&key.port);
+                Err(error.into())
+            }
+        };
+    }
+    Err(Error::new(
+        error::LATER,
+        format_args!(
+            "'hostInterface': this host has an interface {name}, which does not lead to the \
+             network; choose another name, or remove it with `ip link del {name}`"
+        ),
+    ))
+}
+
+/// Returns the MTU of a port with these settings.
+fn mtu(settings: &Map<String, Value>, description: &Description) -> u16 {
+    let mtu = settings.get("mtu").and_then(|mtu| mtu.as_u64()?.try_into().ok());
+    mtu.unwrap_or(description.mtu)
 }
 
 /// Detaches a container. One that is not attached is no error, and neither is a network that does

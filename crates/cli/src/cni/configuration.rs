@@ -15,12 +15,15 @@ use towpath_gateway::network::Bandwidth;
 use towpath_net::wire::MacAddr;
 use towpath_packet::tokens::DEPTH_MAX;
 
-use super::attach::specification;
+use super::attach::{HostInterface, specification};
 use super::error::{self, Error};
+use super::key::Prefix;
 use super::network::{BANDWIDTHS, Published};
 
 /// Longest name of an interface in bytes.
 const INTERFACE_BYTES_MAX: usize = 15;
+/// What stands for the host in the name of its port: no container has such an ID.
+const HOST: &str = "";
 
 /// A network, and what the runtime says about one container of it.
 #[derive(Debug, Default)]
@@ -33,6 +36,7 @@ pub(super) struct Configuration {
     pub(super) sockets: Option<PathBuf>,
     /// Settings of each port.
     pub(super) settings: Map<String, Value>,
+    pub(super) host: Option<HostInterface>,
     pub(super) dns: Dns,
     pub(super) published: Published,
     pub(super) addresses: Vec<IpAddr>,
@@ -72,10 +76,12 @@ impl Configuration {
     /// added must not keep others from being removed.
     pub(super) fn for_removal(value: Value) -> Result<Self, Error> {
         let mut fields = Fields::of(value, "").map_err(invalid)?;
+        let name = name(&mut fields)?;
         Ok(Self {
-            name: name(&mut fields)?,
             network: path(&mut fields, "network")?,
+            host: host_interface(&mut fields, &name, &Map::new()).unwrap_or_default(),
             valid: valid(&mut fields)?,
+            name,
             ..Self::default()
         })
     }
@@ -120,11 +126,13 @@ impl Configuration {
         };
         let arguments = object(fields, "args")?.unwrap_or_default();
         let arguments = arguments.get("cni").cloned().unwrap_or_default();
+        let settings = object(fields, "settings")?.unwrap_or_default();
         Ok(Self {
+            host: host_interface(fields, &name, &settings)?,
             name,
             network: path(fields, "network")?,
             sockets,
-            settings: object(fields, "settings")?.unwrap_or_default(),
+            settings,
             dns: Dns::of(fields.fields("dns").map_err(invalid)?, "nameservers", "search")?,
             addresses: addresses(arguments.get("ips").unwrap_or(&Value::Null), "args.cni.ips")?,
             previous: object(fields, "prevResult")?,
@@ -368,6 +376,26 @@ fn name(fields: &mut Fields) -> Result<String, Error> {
             "'name': expected the name of the network, letters, digits, '_', '.' and '-'",
         )
     })
+}
+
+/// Parses the interface of the host. Those settings apply to its port without which it would not
+/// reach the containers.
+fn host_interface(
+    fields: &mut Fields,
+    network: &str,
+    settings: &Map<String, Value>,
+) -> Result<Option<HostInterface>, Error> {
+    let Some(name) = fields.text("hostInterface").map_err(invalid)? else { return Ok(None) };
+    // The kernel puts a number in the place of `%d`.
+    if !is_interface_name(&name) || name.contains('%') {
+        return Err(Error::new(
+            error::CONFIGURATION,
+            format_args!("'hostInterface': '{name}' cannot be the name of an interface"),
+        ));
+    }
+    let of_network = settings.iter().filter(|(key, _)| matches!(key.as_str(), "vlan" | "mtu"));
+    let settings = of_network.map(|(key, value)| (key.clone(), value.clone())).collect();
+    Ok(Some(HostInterface { key: Prefix::of(network).key(HOST, &name), name, settings }))
 }
 
 fn valid(fields: &mut Fields) -> Result<Option<HashSet<(String, String)>>, Error> {

@@ -1,9 +1,10 @@
-//! The interface of a container.
+//! The interface of a container, and that of the engine's host in the network of its containers.
 //!
 //! The device is made in the network namespace of the plugin and moved into that of the container:
 //! its descriptor, which the network gets, then keeps the plugin's namespace alive and not the
 //! container's. When the container's namespace ends, the device ends with it, and the port in the
-//! network reports that.
+//! network reports that. The host's interface stays in the namespace of the plugin, which is the
+//! host's.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 use towpath_io::namespace::enter::NetworkNamespace;
 use towpath_io::namespace::means_no_ipv6;
 use towpath_io::netlink::{LinkSettings, Netlink, NetlinkError, Route};
-use towpath_io::tap::Tap;
+use towpath_io::tap::{Tap, TapError};
 use towpath_net::wire::MacAddr;
 
 /// Name of a device before it is moved; the kernel puts a number in the place of `%d`.
@@ -38,6 +39,8 @@ pub(super) struct Settings {
     /// Bytes of the largest super-packet, if it is not the kernel's.
     pub(super) gso_max_size: Option<u32>,
     pub(super) addresses: Vec<Address>,
+    /// It has default routes through the gateways, beside the network's own range.
+    pub(super) leads_out: bool,
 }
 
 /// Makes a TAP device with the name `name` in a namespace; returns its descriptor. The device ends
@@ -56,6 +59,16 @@ pub(super) fn make(namespace: &NetworkNamespace, name: &str) -> anyhow::Result<O
     Ok(tap.into_fd())
 }
 
+/// Makes a TAP device with the name `name` in the namespace of this process; returns its
+/// descriptor, or `None` if the name is in use. The device ends when this is closed.
+pub(super) fn make_here(name: &str) -> anyhow::Result<Option<OwnedFd>> {
+    match Tap::create(name) {
+        Ok(tap) => Ok(Some(tap.into_fd())),
+        Err(TapError::NameInUse) => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot make the TAP device {name}")),
+    }
+}
+
 /// Moves this process into a namespace and configures the interface `name` there. Also sets the
 /// loopback link up. Returns the addresses that the kernel took: all, unless it has no IPv6 there.
 pub(super) fn configure(
@@ -64,17 +77,22 @@ pub(super) fn configure(
     settings: &Settings,
 ) -> anyhow::Result<Vec<Address>> {
     namespace.enter(None)?;
-    configure_here(name, settings).with_context(|| format!("cannot configure interface {name}"))
+    configure_here(name, settings)
 }
 
-fn configure_here(name: &str, settings: &Settings) -> Result<Vec<Address>, NetlinkError> {
+/// Configures the interface `name` in the namespace of this process, as [`configure`] does.
+pub(super) fn configure_here(name: &str, settings: &Settings) -> anyhow::Result<Vec<Address>> {
+    configured(name, settings).with_context(|| format!("cannot configure interface {name}"))
+}
+
+fn configured(name: &str, settings: &Settings) -> Result<Vec<Address>, NetlinkError> {
     let mut netlink = Netlink::open()?;
     netlink.loopback_up()?;
     let index = netlink.link_index(name)?;
     // Router advertisements would add addresses that the engine does not know of. Without IPv6
     // there is no such file.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_ra"), "0");
-    let Settings { mac, mtu, gso_max_size, addresses } = settings;
+    let Settings { mac, mtu, gso_max_size, addresses, leads_out } = settings;
     let (mac, mtu, gso_max_size) = (Some(mac.0), Some(*mtu), *gso_max_size);
     netlink.link_set(index, &LinkSettings { mac, mtu, ..LinkSettings::default() })?;
     if gso_max_size.is_some() {
@@ -89,7 +107,9 @@ fn configure_here(name: &str, settings: &Settings) -> Result<Vec<Address>, Netli
             Err(error) if !is_ipv4 && error.errno().is_some_and(means_no_ipv6) => continue,
             added => added?,
         }
-        add_default_route(&mut netlink, index, one.gateway)?;
+        if *leads_out {
+            add_default_route(&mut netlink, index, one.gateway)?;
+        }
         taken.push(*one);
     }
     Ok(taken)

@@ -106,7 +106,7 @@ fn wanted(namespace: &str, value: &Value) -> anyhow::Result<Wanted> {
         published: published(&value["port_mappings"])?,
     };
     let interface = Some((PathBuf::from(namespace), interface));
-    Ok(Wanted { network: path, key, interface, mac: mac.transpose()?, member })
+    Ok(Wanted { network: path, key, interface, mac: mac.transpose()?, member, host: None })
 }
 
 /// Returns the key of a container, and the name of its interface.

@@ -180,7 +180,7 @@ impl Network {
     }
 
     /// Returns whether the interface of a port has ended; `None` if there is no such port.
-    fn has_ended(&self, port: &str) -> anyhow::Result<Option<bool>> {
+    pub(super) fn has_ended(&self, port: &str) -> anyhow::Result<Option<bool>> {
         let ports = ask::ask(&self.path, "GET", api::PORTS, None)?;
         Ok(find(&ports, port).map(|found| found["failure"].is_string()))
     }

@@ -167,7 +167,8 @@ fn gc(_: &Environment, _: &str, value: Value) -> Result<Option<Value>, Error> {
     };
     let prefix = Prefix::of(&configuration.name);
     let ports = valid.iter().map(|(container, interface)| prefix.key(container, interface).port);
-    attach::collect(configuration.network.as_ref(), &prefix, &ports.collect())?;
+    let host = configuration.host.iter().map(|host| host.key.port.clone());
+    attach::collect(configuration.network.as_ref(), &prefix, &ports.chain(host).collect())?;
     Ok(None)
 }
 
@@ -202,6 +203,7 @@ fn wanted(environment: &Environment, configuration: Configuration) -> Result<Wan
             socket,
             published: configuration.published,
         },
+        host: configuration.host,
         key,
     })
 }

@@ -22,6 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("cni", &["nsenter"], |host| containers(host, Owner::Root)),
         Test::new("cni_of_ordinary_user", &["nsenter"], |host| containers(host, Owner::Other))
             .needs_root(),
+        Test::new("cni_reaches_containers_from_the_host", &["nsenter"], host_interface),
         Test::new("cni_for_virtual_machines", &[], virtual_machines),
         Test::new("cni_on_two_hosts", &["nsenter"], on_two_hosts).needs_root(),
         Test::new("netavark_plugin", &["nsenter"], netavark),
@@ -330,6 +331,49 @@ fn refused(engine: &Engine, container: &Container) {
         let links = container.run("ip", ["-brief", "link"]);
         assert!(!links.contains("eth0"), "{links}");
     }
+}
+
+/// Goal: by the interface that the first containers make, the host and the containers reach each
+/// other, and nothing else changes for the host. It stays without containers, is made anew after
+/// it was deleted, and takes no other interface's place.
+fn host_interface(host: &mut Host) {
+    let engine = Engine::start(host, Owner::Root, &[]);
+    let key = json!({ "hostInterface": "lab0" });
+    let routes = || run("ip", ["route", "show", "default"]);
+    let before = routes();
+    let (one, two) = (Container::new("one"), Container::new("two"));
+    let both = [&one, &two].map(|container| engine.verb("ADD", Some(container), "eth0", &key));
+    let both = both.map(Process::start);
+    let both = both.map(|plugin| parse(plugin).expect("a success"));
+    let shown = run("ip", ["-4", "-brief", "address", "show", "dev", "lab0"]);
+    let own = shown.split_whitespace().nth(2).expect("an address");
+    let own = own.strip_suffix("/24").expect("the prefix of the network");
+    for (container, result) in [(&one, &both[0]), (&two, &both[1])] {
+        container.reaches(own);
+        for index in [0, 1] {
+            reaches(address(result, index));
+        }
+    }
+    assert_eq!(routes(), before);
+    let accept_ra = fs::read_to_string("/proc/sys/net/ipv6/conf/lab0/accept_ra").expect("a file");
+    assert_eq!(accept_ra, "0\n");
+
+    let mut none = key.clone();
+    none["cni.dev/valid-attachments"] = json!([]);
+    engine.call("GC", None, none).expect("a success");
+    assert_eq!(engine.listed("ports").lines().count(), 1);
+    run("ip", ["link", "del", "lab0"]);
+    retry("the port to be reported as gone", || {
+        engine.listed("ports").contains("the TAP interface was deleted").then_some(())
+    });
+    let result = engine.call("ADD", Some(&one), key).expect("a success");
+    reaches(address(&result, 0));
+
+    let used = json!({ "hostInterface": "lo" });
+    let refused = engine.call("ADD", Some(&two), used).expect_err("a failure");
+    let why = refused["msg"].as_str().expect("a text");
+    assert!(why.contains("an interface lo, which does not lead to the network"), "{refused}");
+    engine.end();
 }
 
 /// Downloads from a server on the host's loopback.

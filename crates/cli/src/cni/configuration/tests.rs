@@ -20,7 +20,8 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
 fn a_whole_configuration() {
     let given = json!({
         "network": "/run/net.control",
-        "settings": { "isolated": true },
+        "settings": { "isolated": true, "vlan": 10 },
+        "hostInterface": "towpath0",
         "capabilities": { "ips": true },
         "args": { "cni": { "ips": ["10.0.2.1"] } },
         "dns": { "nameservers": ["192.0.2.1"], "domain": "a.example", "options": ["ndots:1"] },
@@ -48,10 +49,16 @@ fn a_whole_configuration() {
     assert_eq!(read.network, Some("/run/net.control".into()));
     let settings = json!({
         "isolated": true,
+        "vlan": 10,
         "bandwidth-in": "1000000bit/268435456",
         "bandwidth-out": "8000bit/65536",
     });
     assert_eq!(Value::Object(read.settings), settings);
+    let host = read.host.unwrap();
+    assert_eq!(
+        (host.name.as_str(), Value::Object(host.settings)),
+        ("towpath0", json!({ "vlan": 10 }))
+    );
     assert_eq!(read.published.tcp, ["8080:80", "22:22"]);
     assert_eq!(read.published.udp, ["::1/53:5353"]);
     assert_eq!(read.addresses, ips(&["10.0.2.50", "fd00::50"]));
@@ -174,6 +181,8 @@ fn mistakes() {
         (json!({ "device": "veth" }), error::CONFIGURATION, "tap or vhost-user, got 'veth'"),
         (json!({ "device": "vhost-user" }), error::CONFIGURATION, "need each other"),
         (json!({ "socketDir": "/run" }), error::CONFIGURATION, "need each other"),
+        (json!({ "hostInterface": "a/b" }), error::CONFIGURATION, "'a/b' cannot be the name"),
+        (json!({ "hostInterface": "tow%d" }), error::CONFIGURATION, "'tow%d' cannot be the name"),
         (json!({ "settings": [] }), error::CONFIGURATION, "'settings': expected an object"),
         (json!({ "prevResult": "x" }), error::CONFIGURATION, "'prevResult'"),
         (json!({ "dns": { "servers": [] } }), error::UNSUPPORTED, "unknown key 'servers'"),

@@ -91,6 +91,7 @@ fn del_and_gc_need_no_network() {
     let mut given = configuration("1.1.0");
     given["runtimeConfig"] = json!({ "bandwidth": { "ingressRate": 1 } });
     given["ipam"] = json!({ "type": "host-local" });
+    given["hostInterface"] = json!("a/b");
     assert_eq!(call(&environment("DEL"), &given), Ok(None));
     assert_eq!(call(&environment("ADD"), &given).unwrap_err()["code"], 2);
     given["cni.dev/valid-attachments"] = json!([]);

@@ -317,7 +317,7 @@ impl Hours {
             let pair = &pairs[*index];
             let flows = Self::flows(lan, pair);
             // A connection that is aborted at once, or fails, may never reach the server.
-            let begins = pair.kind != Kind::Abort && !is_unresolved(flows);
+            let begins = pair.kind != Kind::Abort && !is_unresolved(lan, pair);
             let open = flows.iter().any(|flow| flow.map_or(begins, |flow| !flow.is_done()));
             let latest = flows.into_iter().flatten().map(|flow| flow.progress).max();
             let patience = PROGRESS_MAX + pair.pauses;
@@ -343,7 +343,7 @@ impl Hours {
         let mut unresolved = 0;
         for pair in &self.pairs {
             let flows = Self::flows(&self.lan, pair);
-            if is_unresolved(flows) {
+            if is_unresolved(&self.lan, pair) {
                 unresolved += 1;
                 continue;
             }
@@ -379,10 +379,19 @@ fn ended_well(flow: &Flow) -> bool {
     flow.written == flow.plan.write && flow.closed == Some(None)
 }
 
-/// True if the attempt to connect failed because the server's address was not resolved: the cable
-/// was cut for longer than solicitations are sent.
-fn is_unresolved(flows: [Option<&Flow>; 2]) -> bool {
-    flows[0].is_some_and(|flow| flow.closed == Some(Some(ConnectionError::Unreachable)))
+/// True if the attempt to connect failed because an address was not resolved: a cable was cut for
+/// longer than solicitations are sent. Without the address of the client, the server gives up the
+/// request, as in Linux, and resets the connection that the client has opened meanwhile.
+fn is_unresolved(lan: &Lan, pair: &Pair) -> bool {
+    let [ours, theirs] = Hours::flows(lan, pair);
+    let server = lan.ports[pair.server].host.stack.counters();
+    match ours.and_then(|flow| flow.closed) {
+        Some(Some(ConnectionError::Unreachable)) => true,
+        Some(Some(ConnectionError::Reset)) => {
+            theirs.is_none() && server.dropped(DropReason::NeighborUnreachable) > 0
+        }
+        _ => false,
+    }
 }
 
 fn show(flows: [Option<&Flow>; 2]) -> String {

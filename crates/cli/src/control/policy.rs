@@ -114,9 +114,36 @@ fn line(rule: &Rule) -> String {
         _ => "",
     };
     let floor = if rule.overrides_floor { ", also closed addresses" } else { "" };
-    let end = rule.expires.map(|end| format!(", until {end} s after 1970")).unwrap_or_default();
+    let end = rule.expires.map(|end| format!(", until {}", moment(end))).unwrap_or_default();
     let (action, to, bounds) = (word(rule.action), to.join(","), bounds(rule.limits));
     format!("{}: {action} {to} {ports}{check}{floor}{end}{bounds}", rule.id)
+}
+
+/// Writes seconds since 1970-01-01 as policies have them: a date, or a date and a time in UTC (RFC
+/// 3339).
+fn moment(seconds: u64) -> String {
+    let (mut day, time) = (seconds / 86_400, seconds % 86_400);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let mut year = 1970;
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for len in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < len {
+            break;
+        }
+        day -= len;
+        month += 1;
+    }
+    let date = format!("{year:04}-{month:02}-{:02}", day + 1);
+    match time {
+        0 => date,
+        _ => format!("{date}T{:02}:{:02}:{:02}Z", time / 3600, time / 60 % 60, time % 60),
+    }
 }
 
 fn bounds(limits: Limits) -> String {
@@ -228,6 +255,31 @@ mod tests {
              git: allow git.example all ports, checked in DNS\n\
              default: deny; closed addresses need override-floor\n"
         );
+    }
+
+    /// Goal: a list shows the end of a rule in the form in which policies have it.
+    #[test]
+    fn ends_are_shown() {
+        for end in [
+            "1970-01-01",
+            "1999-12-31T23:59:59Z",
+            "2000-02-29T00:00:01Z",
+            "2000-03-01",
+            "2027-01-31",
+            "2100-02-28T12:00:00Z",
+            "2100-03-01",
+            "9999-12-31",
+        ] {
+            let value = json!({ "rule": [
+                { "id": "net", "action": "allow", "to": "192.0.2.0/24", "expires": end },
+            ] });
+            let policy = Fields::of(value, "").and_then(parser::policy).unwrap();
+            let shown = listed(&policy);
+            assert!(
+                shown.starts_with(&format!("net: allow 192.0.2.0/24 all ports, until {end}\n")),
+                "{shown}"
+            );
+        }
     }
 
     /// Goal: lists and explanations show what bounds a flow: of its rule, and of all flows.

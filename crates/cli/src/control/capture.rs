@@ -8,7 +8,7 @@
 //! capture.
 
 use std::fs;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -195,14 +195,26 @@ impl Captures {
         if wanted.truncates && is_regular(&file) {
             rustix::fs::ftruncate(&file, 0).map_err(|error| impossible(&error))?;
         }
-        let recorder =
-            Recorder::new(sniffer, file, &wanted.port, Some(snap_bytes), wanted.count)
-                .map_err(|error| (409, format!("cannot write a capture to the file: {error}")))?;
+        let recorder = Recorder::new(sniffer, file, &wanted.port, Some(snap_bytes), wanted.count)
+            .map_err(|error| (409, cannot_write(&error)))?;
         let thread = thread::Builder::new().name("capture".to_owned());
         let thread = thread.spawn(move || record(recorder, stream));
         self.threads.push(thread.map_err(|error| impossible(&error))?);
         Ok(())
     }
+}
+
+/// Says why a capture cannot be written to a file. A pipe is opened again, which only the user who
+/// made it may do: with `sudo -u USER towpath capture ... | tcpdump ...` that is another one.
+fn cannot_write(error: &io::Error) -> String {
+    let hint = match error.kind() {
+        ErrorKind::PermissionDenied => {
+            "; if it is a pipe that another user has made, run sh -c 'towpath capture ... | cat' \
+             instead"
+        }
+        _ => "",
+    };
+    format!("cannot write a capture to the file: {error}{hint}")
 }
 
 impl Drop for Captures {

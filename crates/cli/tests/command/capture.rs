@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::fs::chown;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
@@ -234,6 +235,25 @@ fn captures_end_with_either_side() {
     network.running.signal(Signal::TERM);
     assert_done(&finish(of_network.running));
     packets(&fs::read(network.folder.0.join("a.pcapng")).unwrap());
+}
+
+/// Goal: a capture to a pipe that another user has made, as with `sudo -u USER towpath capture
+/// ... | tcpdump ...`, is refused with what to do.
+#[test]
+fn a_pipe_of_another_user_is_refused() {
+    skip_if!(no_root());
+    let (copy, folder) = (PublicCopy::new("capture-pipe"), Folder::new("capture-pipe"));
+    chown(&folder.0, Some(1000), Some(1000)).unwrap();
+    let script = format!(
+        "cd {}; run=\"$USER_RUN env XDG_RUNTIME_DIR=$PWD {}\"
+         $run up -q --daemon --pid-file $PWD/pid --stream a=$PWD/a
+         timeout 10 $run capture a -w - | cat; kill $(cat pid)",
+        folder.0.display(),
+        copy.path()
+    );
+    let output = output(&mut as_user(&script));
+    let text = errors(&output);
+    assert!(text.contains("a pipe that another user has made, run sh -c"), "{text}");
 }
 
 /// Bad input: invalid filters, flows, ports and files, a full disk, and requests without a file.

@@ -164,13 +164,14 @@ impl Stats {
         lines.count().max(1) as u64
     }
 
-    /// Asserts that no payload byte was copied. One reason is allowed, for at most one byte in
-    /// 10,000: if the kernel inside was too busy to read, segments that did not fit are sent again
-    /// one by one, and many of them are packed into fewer frames (`Site::Squeeze`).
+    /// Asserts that no payload byte was copied. One reason is allowed, for at most one byte in 100:
+    /// `Site::Squeeze`. On a busy machine, segments that did not fit are sent again one by one and
+    /// packed into fewer frames; and if the peer does not read for a moment, the first segment is
+    /// kept as a copy, which has 64 KiB at the largest MTU.
     pub(crate) fn assert_uncopied(&self) {
         let sites = self.text.lines().filter(|line| line.starts_with("copied "));
         let others = sites.filter(|line| !line.contains(" squeeze ")).count();
-        assert!(others == 0 && self.copies_per_byte <= 0.0001, "{}", self.text);
+        assert!(others == 0 && self.copies_per_byte <= 0.01, "{}", self.text);
     }
 
     /// Asserts that no payload byte was copied, and the number of bytes carried.

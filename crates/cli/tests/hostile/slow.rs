@@ -17,7 +17,7 @@
 //! sizes of memory and numbers of workers.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -395,7 +395,9 @@ fn source() {
     }
 }
 
-/// Sends [`ANSWER`] bytes on each connection, as far as it takes them.
+/// Sends [`ANSWER`] bytes on each connection, as far as it takes them. It keeps each until its peer
+/// has closed it: the kernel gives up a closed one whose data the peer does not take for two
+/// minutes (`tcp_orphan_retries`), as with thousands of readers on a busy machine.
 pub(super) fn send_to_all(listener: TcpListener) {
     listener.set_nonblocking(true).expect("a setting");
     let answer: Vec<u8> = (0..ANSWER).map(byte_at).collect();
@@ -416,9 +418,17 @@ pub(super) fn send_to_all(listener: TcpListener) {
             };
             while let Some((stream, sent)) = entry {
                 match stream.write(&answer[*sent..]) {
+                    // All is sent, so the event is the peer's end.
+                    Ok(0) | Err(_) if *sent == ANSWER => *entry = None,
                     Ok(count) if *sent + count < ANSWER => *sent += count,
+                    Ok(_) => {
+                        *sent = ANSWER;
+                        let _ = stream.shutdown(Shutdown::Write);
+                        let _ = reactor.modify(&*stream, event.token, Interest::READ, false);
+                        break;
+                    }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    _ => *entry = None,
+                    Err(_) => *entry = None,
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Network {
         }
         command.env("XDG_RUNTIME_DIR", &folder.0).stdin(Stdio::null()).stderr(Stdio::piped());
         let network = Self { folder, running: Guard(command.spawn().unwrap()) };
-        wait_for("the sockets", || ports.iter().all(|(_, port)| network.path(port).exists()));
+        wait_for("the sockets", || ports.iter().all(|(_, port)| listens(&network.path(port))));
         network
     }
 
@@ -62,6 +62,15 @@ impl Network {
         assert_eq!(output.status.code(), Some(0), "{}", errors(&output));
         errors(&output)
     }
+}
+
+/// Returns true if a socket at this path accepts connections. Its file is there before it does.
+fn listens(path: &Path) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let path = path.to_str().unwrap();
+    // The fourth word has the flags, of which SO_ACCEPTCON is the only one.
+    let mut at_path = sockets.lines().filter(|line| line.split(' ').next_back() == Some(path));
+    at_path.any(|line| line.split(' ').nth(3) == Some("00010000"))
 }
 
 /// Long enough to be lent.

@@ -47,8 +47,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// The servers and traps of a host, which end with it.
 pub(super) struct Host {
     watch: Arc<Watch>,
-    /// [`without_place`] at the start.
-    lost_before: u64,
+    /// [`dropped_by_kernel`] at the start.
+    dropped_before: u64,
 }
 
 /// State that a host's threads share.
@@ -80,7 +80,7 @@ impl Host {
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "ip {command}: {error}");
         }
-        let host = Self { watch: Arc::default(), lost_before: without_place() };
+        let host = Self { watch: Arc::default(), dropped_before: dropped_by_kernel() };
         for address in [IpAddr::from(HOST), HOST6.into()] {
             let listener = TcpListener::bind((address, honest::PORT))?;
             thread::spawn(move || honest::serve(listener));
@@ -101,16 +101,16 @@ impl Host {
     }
 
     /// Waits for `expected` welcome datagrams; returns how many arrived. Datagrams for which a
-    /// socket had no room, because its reader was late, count as arrived; so does a tenth at most
-    /// for which the kernel had no place, because of what other tests sent. Call it on the host's
-    /// thread.
+    /// socket had no room, because its reader was late, count as arrived. So do packets that the
+    /// kernel dropped meanwhile, up to a tenth of `expected`: other tests fill its queues. Call it
+    /// on the host's thread.
     pub(super) fn welcomed(&self, expected: u64) -> u64 {
         let started = Instant::now();
         loop {
-            let lost = (without_place() - self.lost_before).min(expected / 10);
+            let dropped = (dropped_by_kernel() - self.dropped_before).min(expected / 10);
             // Relaxed: a counter that is polled until it is large enough.
             let arrived = self.watch.welcomed.load(Ordering::Relaxed);
-            let arrived = arrived + without_room(WELCOMING) + lost;
+            let arrived = arrived + without_room(WELCOMING) + dropped;
             if arrived >= expected || started.elapsed() > PATIENCE {
                 return arrived;
             }
@@ -217,9 +217,9 @@ fn without_room(port: u16) -> u64 {
 }
 
 /// Returns the packets that the kernel dropped because a processor's queue of received packets was
-/// full (`netdev_max_backlog`), from the second column of its table. All namespaces have these
-/// queues together.
-fn without_place() -> u64 {
+/// full (`netdev_max_backlog`), from the second column of its table. All namespaces share these
+/// queues.
+fn dropped_by_kernel() -> u64 {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
     let dropped = |line: &str| u64::from_str_radix(line.split(' ').nth(1)?, 16).ok();
     text.lines().filter_map(dropped).sum()

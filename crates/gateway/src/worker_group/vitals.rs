@@ -103,8 +103,9 @@ impl Vitals {
     }
 }
 
-/// Writes what worker `index` tells, and leaves it as many flows and as much memory as the others
-/// do not have, or are to have; see [`Divided::left_to`]. Returns how much is out of its memory.
+/// Writes what worker `index` tells, and limits its flows, half-open connections and memory to what
+/// the others do not have, or are to have; see [`Divided::left_to`]. Returns how much is out of its
+/// memory.
 pub(super) fn tell(
     all: &[Vitals],
     index: usize,

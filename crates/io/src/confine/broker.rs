@@ -38,8 +38,8 @@ use crate::uplink;
 
 /// Most Unix sockets at a time: one for each port that a network can have.
 pub const SOCKETS_MAX: usize = 1024;
-/// Most names of TAP devices that it knows: one for each port that a network can have. Of more, it
-/// forgets the first ones.
+/// Most names of TAP devices that the broker knows: one for each port that a network can have. With
+/// more, it forgets the oldest ones.
 pub const TAPS_MAX: usize = 1024;
 /// The host's resolver configuration.
 const RESOLV_CONF: &str = "/etc/resolv.conf";

@@ -31,8 +31,8 @@ pub struct EvpnSettings {
     pub is_passive: bool,
     /// Seconds of silence after which a neighbour is given up; zero: never.
     pub hold_seconds: u16,
-    /// Signs the segments of sessions, by neighbour: of all of them or of none. A neighbour has the
-    /// same keys.
+    /// What signs the segments of a session, by neighbour: for all neighbours or for none. The
+    /// neighbour must have the same keys.
     pub signatures: HashMap<IpAddr, Signature>,
     /// The hosts have the same IPv4 addresses to lease, and each leases its share. False if they
     /// have pools that do not overlap.
